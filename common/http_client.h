@@ -1,0 +1,48 @@
+// Every HTTP client of the project (cpp-httplib behind it): ctl, agent to agent, health probes.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace glm53 {
+
+struct HttpAnswer {
+  int status = 0;
+  std::string body;
+  std::vector<std::pair<std::string, std::string>> headers;
+};
+
+/// One endpoint; keeps its connection. Not thread-safe: one object a thread.
+class HttpClient {
+ public:
+  /// "http://127.0.0.1:8888" or "unix:/run/glm53/agent.sock".
+  explicit HttpClient(const std::string& endpoint, std::string bearer_token = {});
+  ~HttpClient();
+  HttpClient(HttpClient&&) noexcept;
+  void set_timeout(std::chrono::milliseconds connect, std::chrono::milliseconds read);
+  /// Throws Error(unavailable) when nobody answers (naming the endpoint), Error(stalled) at the time limit.
+  HttpAnswer request(std::string_view method, std::string_view path, std::string_view body = {}, std::string_view content_type = "application/json");
+  /// Streams the body: `chunk` returns false to stop.
+  HttpAnswer stream(std::string_view method, std::string_view path, std::string_view body, const std::function<bool(std::string_view)>& chunk);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Splits a server-sent-event stream: feed() calls `event(name, data)` for each complete event.
+class SseParser {
+ public:
+  explicit SseParser(std::function<void(std::string_view name, std::string_view data)> event) : event_(std::move(event)) {}
+  void feed(std::string_view bytes);
+
+ private:
+  std::function<void(std::string_view, std::string_view)> event_;
+  std::string buffer_;
+};
+
+}  // namespace glm53

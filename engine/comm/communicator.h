@@ -1,0 +1,37 @@
+// Collectives between ranks. Gloo on CPUs, NCCL on GPUs (later), nothing at all for one rank.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "kernels/tensor.h"
+#include "kernels/weight.h"
+
+namespace glm53 {
+
+class ControlLink;
+
+/// Collectives of one group; every rank calls them in the same order. Throw Error(peer_lost) when a peer is gone or abort() was called.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual Shard shard() const = 0;
+  /// Sum in rank order: the same bits on every rank, for any element count. f32 (CPU), bf16 (CUDA). Stream-ordered.
+  virtual void all_reduce(Tensor io) = 0;
+  /// Concatenates each rank's [rows][n] into [rows][size·n] on rank 0; out may be empty elsewhere.
+  virtual void gather(Tensor in, Tensor out_on_0) = 0;
+  virtual void all_gather(Tensor in, Tensor out) = 0;
+  virtual void broadcast(Tensor io, int root) = 0;
+  /// From any thread; makes blocked calls throw Error(peer_lost).
+  virtual void abort() noexcept = 0;
+};
+
+/// One rank: every call is a copy or nothing.
+std::unique_ptr<Communicator> make_single_communicator();
+/// Gloo over TCP on `bind_address`. The rendezvous store runs over the control links: rank 0 holds one link to every other rank, in rank order;
+/// the others hold one to rank 0. Every call waits at most `timeout`.
+std::unique_ptr<Communicator> make_gloo_communicator(Shard shard, const std::string& bind_address, std::span<ControlLink* const> links,
+                                                     std::chrono::milliseconds timeout);
+
+}  // namespace glm53

@@ -1,0 +1,98 @@
+// The step plan: all a rank needs to know of a step, in one message; and the seam between scheduling and the model.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/batch.h"
+
+namespace glm53 {
+
+/// One sequence's part of a step.
+struct SeqStep {
+  uint64_t request = 0;
+  SlotId slot = SlotId::none;
+  Regime regime = Regime::chunk;
+  int32_t start = 0;                     ///< position of the first row
+  int16_t drafts = 0;                    ///< last rows that are drafts (window regime)
+  int16_t replay = 0;                    ///< records of the last window to commit first
+  std::vector<int32_t> tokens;           ///< empty: one token, still on the device
+  std::vector<BlockId> append;           ///< new entries of the sequence's block table
+  std::vector<std::pair<BlockId, BlockId>> copy;   ///< blocks to copy before the step (from, to)
+  SnapId restore = SnapId::none;         ///< snapshot to load into the slot first; none at start 0 = zero state
+  std::vector<std::pair<int32_t, SnapId>> exports; ///< (position, snapshot), at most two
+  int16_t logits = 0;                    ///< how many last rows need logits
+  bool operator==(const SeqStep&) const = default;
+};
+
+struct StepPlan {
+  uint64_t generation = 0, step = 0;
+  int32_t bucket = 0;                    ///< padded rows; 0 = as many as there are
+  std::vector<SeqStep> seqs;             ///< window sequences first
+  std::vector<std::pair<SlotId, int16_t>> flush;   ///< commit that many records before the step
+  std::vector<SlotId> release;           ///< slots whose sequence ended; their block tables are forgotten
+  bool operator==(const StepPlan&) const = default;
+};
+
+/// Versioned, bounds-checked; decode throws Error(corrupt).
+std::vector<std::byte> encode(const StepPlan& plan);
+StepPlan decode_plan(std::span<const std::byte> frame);
+
+struct SampledToken {
+  int32_t token = 0;
+  float logprob = 0;
+  std::vector<std::pair<int32_t, float>> top;
+};
+struct SeqResult {
+  uint64_t request = 0;
+  std::vector<SampledToken> tokens;      ///< one per kept logit row: accepted drafts and the token behind them
+  int16_t accepted = 0;
+};
+struct StepResult {
+  uint64_t step = 0;
+  std::vector<SeqResult> seqs;           ///< only sequences that asked for logits
+  double device_ms = 0;
+};
+
+/// Runs plans in order. ModelExecutor on every rank; a hash executor stands in for it in scheduler tests. At most two plans in flight.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual void submit(const StepPlan& plan) = 0;
+  /// Result of the oldest finished plan, if any. Rank 0 samples; results of other ranks are empty.
+  virtual std::optional<StepResult> poll() = 0;
+};
+
+/// A constraint on the next token (grammar); declared here, implemented in text/, lives on rank 0.
+class TokenConstraint {
+ public:
+  virtual ~TokenConstraint() = default;
+  virtual bool terminated() const = 0;
+  virtual void mask(std::span<uint32_t> bits) const = 0;
+  virtual bool try_accept(int32_t token) = 0;
+  virtual void rollback(int tokens) = 0;
+};
+
+struct DraftTraits {
+  bool taps = false;
+  int max_drafts = 0;
+  int warm_tokens = 0;   ///< context to rebuild after a restore
+};
+/// Proposes drafts (speculation; comes with its own implementations).
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+  virtual DraftTraits traits() const = 0;
+  /// Every pass, prefill and k = 0 too.
+  virtual void observe(const Batch& batch, Tensor taps, Tensor hidden, Tensor n_committed) = 0;
+  /// One call for many sequences: k[i] drafts of sequence i.
+  virtual void propose(const Batch& batch, std::span<const int> k, Tensor out_tokens, Tensor out_confidence) = 0;
+  virtual void save(SlotId from, SnapId to) = 0;
+  virtual void restore(SnapId from, SlotId to) = 0;
+  virtual void release(SlotId slot) = 0;
+};
+
+}  // namespace glm53
