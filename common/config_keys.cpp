@@ -1,0 +1,79 @@
+// The table of configuration keys: the only place where a key, its default and its bounds are written.
+#include <array>
+
+#include "common/config.h"
+
+namespace glm53 {
+namespace {
+
+using enum KeyType;
+constexpr auto kNode = KeyScope::node;
+constexpr auto kCluster = KeyScope::cluster;
+constexpr double kMiB = 1024.0 * 1024.0;
+constexpr double kHour = 3600e3;
+
+constexpr std::array kKeys{
+    ConfigKey{"node.name", text, kNode, "", "", "Name of this machine in status and logs; empty: its role."},
+    ConfigKey{"node.role", text, kNode, "head", "", "What this machine is: the head serves the API and decides, a worker executes.", 0, 0, "head|worker"},
+    ConfigKey{"paths.state", text, kNode, "/var/lib/glm53", "", "Folder of the agent's database."},
+    ConfigKey{"paths.run", text, kNode, "/run/glm53", "", "Folder of sockets; emptied of stale ones at start."},
+    ConfigKey{"paths.logs", text, kNode, "/var/log/glm53", "", "Folder of process logs, one file a process and generation."},
+    ConfigKey{"admin.socket", text, kNode, "", "", "Unix socket of the admin API; empty: agent.sock in paths.run."},
+    ConfigKey{"admin.listen", text, kNode, "", "", "Loopback address and port of the admin API over TCP, such as 127.0.0.1:8890; empty: only the unix socket."},
+    ConfigKey{"admin.token_file", text, kNode, "", "", "File with the bearer token of the admin API over TCP; must be readable by its owner only. Needed with admin.listen."},
+    ConfigKey{"log.level", text, kNode, "info", "", "Least severity that is logged.", 0, 0, "debug|info|warn|error"},
+    ConfigKey{"log.keep_generations", integer, kNode, "5", "generations", "How many generations of process logs are kept.", 1, 1000},
+    ConfigKey{"log.max_bytes", bytes, kNode, "64MiB", "bytes", "A log file is rotated at this size; eight pieces are kept.", 64 * 1024, 1024 * kMiB},
+
+    ConfigKey{"cluster.name", text, kCluster, "glm53", "", "Name of the cluster."},
+    ConfigKey{"topology.ranks", list, kCluster, "head:0,worker:0", "", "Where each rank runs, as node:device, rank 0 first. Rank 0 must be on the head."},
+    ConfigKey{"head.fabric_address", text, kCluster, "127.0.0.1", "", "Address of the head that ranks use among themselves."},
+    ConfigKey{"worker.admin", text, kCluster, "", "", "Address and port of the worker's admin API, such as 127.0.0.2:8890; empty: a cluster of one node."},
+    ConfigKey{"worker.token_file", text, kCluster, "", "", "File with the worker's admin token; empty: the head's own."},
+    ConfigKey{"worker.fabric_address", text, kCluster, "127.0.0.2", "", "Address of the worker that ranks use among themselves."},
+    ConfigKey{"ranks.port", integer, kCluster, "29521", "port", "Port on the head where ranks meet.", 1, 65535},
+    ConfigKey{"ranks.ready_timeout", duration, kCluster, "3600s", "time", "Longest time from start to ready.", 1e3, 24 * kHour},
+    ConfigKey{"ranks.stall_timeout", duration, kCluster, "180s", "time", "Longest time without progress within a phase of the start.", 1e3, kHour},
+    ConfigKey{"ranks.watchdog", duration, kCluster, "30s", "time", "A rank that is ready must turn its step loop within this time.", 1e3, kHour},
+    ConfigKey{"ranks.collective_timeout", duration, kCluster, "20s", "time", "Longest wait for the peer within a collective.", 100, kHour},
+    ConfigKey{"ranks.orphan_timeout", duration, kCluster, "60s", "time", "A worker stops its ranks when the head has been silent this long.", 1e3, kHour},
+    ConfigKey{"ranks.stop_grace", duration, kCluster, "20s", "time", "From SIGTERM to SIGKILL.", 0, kHour},
+    ConfigKey{"ranks.max_restarts", integer, kCluster, "3", "per hour", "Automatic restarts within an hour before the cluster is failed.", 0, 1000},
+
+    ConfigKey{"engine.path", text, kNode, "", "", "The engine program; empty: glm53-engine beside the agent's program."},
+    ConfigKey{"engine.rank_path", text, kNode, "", "", "Another program that keeps the rank contract, started instead of the engine as a rank; for tests."},
+    ConfigKey{"engine.backend", text, kCluster, "auto", "", "Where the model runs; auto: cuda when it is compiled in and a device is there.", 0, 0, "auto|cpu|cuda"},
+    ConfigKey{"engine.threads", integer, kNode, "0", "threads", "Threads of a CPU rank; 0: cores divided by the ranks on this machine.", 0, 1024},
+    ConfigKey{"model.path", text, kCluster, "", "", "Folder of the checkpoint; required until model.repo is supported by a download."},
+    ConfigKey{"draft.path", text, kCluster, "", "", "Folder of the drafter's checkpoint; empty: no drafter."},
+
+    ConfigKey{"serve.max_context", integer, kCluster, "0", "tokens", "Longest prompt plus output; 0: what the model allows.", 0, 1048576},
+    ConfigKey{"serve.max_seqs", integer, kCluster, "8", "sequences", "Sequences that run at the same time.", 1, 4096},
+    ConfigKey{"serve.max_batched_tokens", integer, kCluster, "512", "tokens", "Rows of one step.", 64, 65536},
+    ConfigKey{"serve.prefill_chunk", integer, kCluster, "256", "tokens", "Largest piece of a prompt within one step; a multiple of 64.", 64, 65536},
+    ConfigKey{"serve.default_max_tokens", integer, kCluster, "0", "tokens", "Output limit of requests that name none; 0: what fits the context.", 0, 1048576},
+    ConfigKey{"serve.kv_format", text, kCluster, "auto", "", "Storage of latents; auto: f32 on the CPU, fp8_c528 on CUDA.", 0, 0, "auto|f32|bf16|fp8_c528|int8_c528"},
+    ConfigKey{"memory.kv_bytes", bytes, kCluster, "0", "bytes", "Size of the KV cache on each rank; 0: as many blocks as serve.max_seqs full contexts need, within what is free.", 0, 1e15},
+    ConfigKey{"memory.reserve", bytes, kCluster, "1GiB", "bytes", "Memory of the machine that stays free.", 0, 1e15},
+    ConfigKey{"sched.max_queue", integer, kCluster, "1024", "requests", "Requests that may wait; beyond: 429.", 0, 1e6},
+    ConfigKey{"sched.max_queue_tokens", integer, kCluster, "4000000", "tokens", "Prompt tokens that may wait; beyond: 429.", 1, 1e12},
+
+    ConfigKey{"api.bind", text, kCluster, "127.0.0.1", "", "Address of the OpenAI-compatible API. Set api.key_file before opening it to a network."},
+    ConfigKey{"api.port", integer, kCluster, "8888", "port", "Port of the OpenAI-compatible API.", 1, 65535},
+    ConfigKey{"api.key_file", text, kCluster, "", "", "File with the API keys, one a line, optionally name:key; empty: no key is asked for."},
+    ConfigKey{"api.model_name", text, kCluster, "", "", "Name under which the model is served; empty: the name of its folder."},
+    ConfigKey{"api.aliases", list, kCluster, "", "", "Further names of the model."},
+    ConfigKey{"api.metrics_open", boolean, kCluster, "false", "", "Whether /metrics answers without a key."},
+    ConfigKey{"api.cors_origins", list, kCluster, "", "", "Origins that browsers may call from; empty: none."},
+    ConfigKey{"api.max_body", bytes, kCluster, "64MiB", "bytes", "Largest request body.", 1024, 1024 * kMiB},
+    ConfigKey{"api.max_connections", integer, kCluster, "20000", "connections", "Connections at the same time.", 1, 1e6},
+    ConfigKey{"api.keepalive", duration, kCluster, "15s", "time", "A stream that is silent this long gets a comment.", 100, kHour},
+    ConfigKey{"api.always_think", boolean, kCluster, "false", "", "Ignore requests to switch thinking off, as the stock template does."},
+    ConfigKey{"api.escape_control_tokens", boolean, kCluster, "false", "", "Encode control tokens spelled in message content as ordinary text."},
+};
+
+}  // namespace
+
+std::span<const ConfigKey> config_keys() { return kKeys; }
+
+}  // namespace glm53
