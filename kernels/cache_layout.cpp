@@ -10,7 +10,9 @@ constexpr size_t kPart = 64;        // alignment of every part of a block
 constexpr int kScaleGroup = 128;    // latents that share one scale in the 8-bit formats
 constexpr int kRotatedWidth = 128;  // the Hadamard rotation of 8-bit pool keys is 128 wide
 
-constexpr size_t aligned(size_t bytes) { return (bytes + kPart - 1) / kPart * kPart; }
+constexpr size_t aligned(size_t bytes) {
+  return (bytes + kPart - 1) / kPart * kPart;
+}
 
 Dtype element_of(KvFormat format) {
   switch (format) {
