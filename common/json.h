@@ -8,8 +8,8 @@
 
 namespace glm53 {
 
-struct JsonLimits { size_t max_bytes = 256u << 20; int max_depth = 128; };
-/// Throws Error(usage) with line and column for invalid JSON, invalid UTF-8, too deep or too large; lone surrogate escapes become U+FFFD.
+struct JsonLimits { size_t max_bytes = 256u << 20; int max_depth = 128; size_t max_values = 4u << 20; };
+/// Throws Error(usage) with line and column for invalid JSON, invalid UTF-8, too deep, too large or with too many values; lone surrogate escapes become U+FFFD.
 /// Members keep their order; of duplicate keys the last wins.
 nlohmann::ordered_json parse_json(std::string_view text, const JsonLimits& limits = {});
 /// One line, invalid UTF-8 replaced, never throws.
