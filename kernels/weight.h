@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -53,6 +54,12 @@ enum class Split : int8_t {
   columns = 1,  ///< input features; the result is a partial sum
 };
 
+/// One tensor of a stack: matrices over the same input put on top of each other, so that one product serves all.
+struct StackPart {
+  std::string name;
+  Split split = Split::none;   ///< none or rows
+};
+
 /// Gives out weights in the format of the policy and cut for one shard: from a checkpoint (slice and convert) or from a prepared folder.
 /// The memory of a Weight belongs to the source and lives as long as it.
 class WeightSource {
@@ -61,6 +68,8 @@ class WeightSource {
   /// `name` is the tensor's full name in the checkpoint; for an EXL3 linear the name without ".weight" or ".trellis" suffix works too.
   /// Throws Error(weights) when it is missing, or the shard's cut is not allowed (EXL3 and quantised formats: multiples of 128).
   virtual Weight take(std::string_view name, WeightGroup group, Split split) = 0;
+  /// The rows of several plain (f32 or bf16) tensors of one width and dtype as one weight, in the given order, each cut as it says.
+  virtual Weight take_stacked(std::span<const StackPart> parts, WeightGroup group) = 0;
   virtual bool has(std::string_view name) const = 0;
   /// Digest of sources, policy, shard and layout version; the key of a prepared folder.
   virtual std::string digest() const = 0;

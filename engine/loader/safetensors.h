@@ -29,7 +29,10 @@ class SafetensorsFile {
   ~SafetensorsFile();
   const std::map<std::string, TensorInfo, std::less<>>& tensors() const;
   std::span<const std::byte> bytes(const TensorInfo& info) const;
-  /// View of a tensor (rank ≤ 4); valid as long as this object.
+  /// Text of the header.
+  std::string_view header() const;
+  /// Read-only view of a tensor; valid as long as this object. Throws Error(weights) for rank > 4, or when the file does not align the
+  /// tensor to its element (the format does not promise it; use bytes() then).
   Tensor view(std::string_view name) const;
   bool has(std::string_view name) const;
 
@@ -39,6 +42,7 @@ class SafetensorsFile {
 };
 
 /// All tensors of a checkpoint folder: model.safetensors.index.json with its shards, or one model.safetensors.
+/// Throws Error(weights) naming every missing shard, a tensor that the index places wrongly, in two shards, or nowhere.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::string& dir);
@@ -46,6 +50,9 @@ class Checkpoint {
   ~Checkpoint();
   const std::map<std::string, TensorInfo, std::less<>>& tensors() const;
   bool has(std::string_view name) const;
+  /// Throw Error(weights) when there is no such tensor. info() and bytes() of the same name belong together.
+  const TensorInfo& info(std::string_view name) const;
+  std::span<const std::byte> bytes(std::string_view name) const;
   Tensor view(std::string_view name) const;
   /// Digest of the index and headers (not of the data).
   const std::string& digest() const;
