@@ -35,6 +35,7 @@ struct SpawnOptions {
   bool new_session = true;                     ///< own process group, so that the whole group can be signalled
   bool die_with_parent = false;                ///< PR_SET_PDEATHSIG SIGKILL
   bool capture_output = true;                  ///< stderr and stdout into `output`
+  int output_fd = -1;                          ///< stderr and stdout go to this descriptor instead (a log file); wins over capture_output
 };
 struct Child {
   ProcessId id;
