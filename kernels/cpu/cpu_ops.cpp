@@ -6,6 +6,8 @@
 
 #include "common/error.h"
 #include "kernels/cpu/check.h"
+#include "kernels/cpu/hot.h"
+#include "kernels/cpu/trellis.h"
 #include "kernels/half.h"
 
 namespace glm53 {
@@ -76,6 +78,19 @@ Buffer CpuOps::allocate(size_t bytes, Place) {
   return host_buffer(bytes);
 }
 
+void CpuOps::reserve(const OpLimits& limits) {
+  const auto rows = static_cast<size_t>(std::max(limits.rows, 0)),
+             hidden = static_cast<size_t>(std::max(limits.hidden, 0));
+  const auto pairs = rows * static_cast<size_t>(std::max(limits.top_k, 1));
+  const auto widest = static_cast<size_t>(std::max({limits.widest, limits.hidden, 0}));
+  scratch(Area::rotated).get<float>(std::max(pairs * hidden, (rows + 1) * widest));
+  scratch(Area::pairs).get<float>(pairs * hidden);
+  scratch(Area::logits).get<float>(rows * static_cast<size_t>(std::max(limits.experts, 0)));
+  const size_t work = std::max({trellis_block_scratch(limits.rows), dense_scratch(limits.rows),
+                                4 * static_cast<size_t>(std::max(limits.vocab, 0))});
+  for (Scratch& of_one : of_worker_) of_one.get<float>(work);
+}
+
 std::unique_ptr<Graph> CpuOps::capture(const std::function<void()>& body) {
   return std::make_unique<BodyGraph>(body);
 }
@@ -97,6 +112,22 @@ void CpuOps::zero(Tensor dst) {
   const auto item = static_cast<int64_t>(size_of(dst.dtype));
   each_row(dst, dst, [&](int64_t d, int64_t) {
     std::memset(static_cast<std::byte*>(dst.data) + d * item, 0, static_cast<size_t>(n * item));
+  });
+}
+
+void CpuOps::add(const AddArgs& args) {
+  expect_that(args.a.dtype == Dtype::f32 && args.b.dtype == Dtype::f32, "add", "a and b must be f32");
+  expect_that(args.a.rank == args.b.rank && args.a.shape == args.b.shape, "add", "shapes differ");
+  auto* a = args.a.as<float>();
+  const auto* b = args.b.as<const float>();
+  if (args.a.contiguous() && args.b.contiguous()) {
+    return pool().parallel_for(args.a.elements(), 16384, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) a[i] += b[i];
+    });
+  }
+  const int64_t n = args.a.rank == 0 ? 1 : args.a.dim(args.a.rank - 1);
+  each_row(args.a, args.b, [&](int64_t at_a, int64_t at_b) {
+    for (int64_t i = 0; i < n; ++i) a[at_a + i] += b[at_b + i];
   });
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/cpu/thread_pool.h"
@@ -28,6 +29,20 @@ class Scratch {
 
 /// Shared scratch blocks; each belongs to one purpose at a time, named so that two live ones never collide.
 enum class Area : uint8_t { mix, logits, rotated, gate, up, act, pairs, gathered, sort, kda, mla, indexer, count };
+
+/// Pairs [begin, end) of a mixture step that go to one expert.
+struct ExpertRun {
+  int32_t expert;
+  int64_t begin, end;
+};
+/// The (row, expert) pairs of a mixture step, sorted by expert and then row.
+struct ExpertPairs {
+  std::vector<ExpertRun> runs;
+  std::vector<int32_t> row;
+  std::vector<float> weight;
+  std::vector<const float*> input;  ///< of each pair, for the projection that comes next
+  int64_t longest = 0;              ///< pairs of the longest run
+};
 
 class CpuOps final : public Ops {
  public:
@@ -79,6 +94,16 @@ class CpuOps final : public Ops {
   /// product of the backend.
   void dense(const Weight& w, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride, float beta);
 
+  void linear_exl3(const LinearArgs& args);
+
+  void collect_pairs(const MoeArgs& args);
+  /// Copies each pair's input to `prepared` [pairs][in], rotated where its expert is EXL3; pairs_.input then points
+  /// there.
+  void prepare_inputs(std::span<const Weight> experts, int64_t in, float* prepared);
+  /// out[pair] = W of its expert times its prepared input.
+  void project(std::span<const Weight> experts, int64_t in, int64_t width, float* out);
+  void combine(const MoeArgs& args, const float* down);
+
   ThreadPool& pool() { return pool_; }
   Scratch& scratch(Area area) { return shared_[static_cast<size_t>(area)]; }
   /// Scratch of one worker of a parallel_for_worker.
@@ -87,6 +112,7 @@ class CpuOps final : public Ops {
   ThreadPool pool_;
   std::array<Scratch, static_cast<size_t>(Area::count)> shared_;
   std::vector<Scratch> of_worker_;
+  ExpertPairs pairs_;
 };
 
 }  // namespace glm53::cpu
