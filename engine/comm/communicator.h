@@ -12,7 +12,8 @@ namespace glm53 {
 
 class ControlLink;
 
-/// Collectives of one group; every rank calls them in the same order. Throw Error(peer_lost) when a peer is gone or abort() was called.
+/// Collectives of one group; every rank calls them in the same order. Throw Error(peer_lost) when a peer is gone or
+/// abort() was called.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -29,9 +30,10 @@ class Communicator {
 
 /// One rank: every call is a copy or nothing.
 std::unique_ptr<Communicator> make_single_communicator();
-/// Gloo over TCP on `bind_address`. The rendezvous store runs over the control links: rank 0 holds one link to every other rank, in rank order;
-/// the others hold one to rank 0. Every call waits at most `timeout`.
-std::unique_ptr<Communicator> make_gloo_communicator(Shard shard, const std::string& bind_address, std::span<ControlLink* const> links,
+/// Gloo over TCP on `bind_address`. The rendezvous store runs over the control links: rank 0 holds one link to every
+/// other rank, in rank order; the others hold one to rank 0. Every call waits at most `timeout`.
+std::unique_ptr<Communicator> make_gloo_communicator(Shard shard, const std::string& bind_address,
+                                                     std::span<ControlLink* const> links,
                                                      std::chrono::milliseconds timeout);
 
 }  // namespace glm53
