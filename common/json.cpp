@@ -78,7 +78,10 @@ class Builder : public nlohmann::json_sax<Json> {
   bool boolean(bool v) override { return add(v); }
   bool number_integer(int64_t v) override { return add(v); }
   bool number_unsigned(uint64_t v) override { return add(v); }
-  bool number_float(double v, const std::string&) override { return add(v); }
+  bool number_float(double v, const std::string& digits) override {
+    if (!limits_.keep_big_integers || digits.find_first_of(".eE") != std::string::npos) return add(v);
+    return add(Json::binary(Json::binary_t::container_type(digits.begin(), digits.end())));
+  }
   bool string(std::string& v) override { return add(std::move(v)); }
   bool binary(Json::binary_t&) override { return false; }
   bool start_object(size_t) override { return open(Json::object()); }
