@@ -1,0 +1,311 @@
+#include "engine/model/model.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "common/error.h"
+#include "common/strings.h"
+#include "engine/loader/safetensors.h"
+#include "engine/loader/source.h"
+#include "engine/model/kda.h"
+#include "engine/model/mla.h"
+#include "engine/model/mlp.h"
+#include "engine/model/weights.h"
+#include "engine/model/workspace.h"
+
+namespace glm53 {
+namespace {
+
+constexpr std::string_view kText = "model.language_model.";
+
+/// Weights of one mHC site and the norm that follows it.
+struct Site {
+  Weight fn, base, scale, norm;
+
+  Site(const WeightReader& layer, std::string_view site, std::string_view norm_name)
+      : fn(layer.take(cat("hc_", site, "_fn"), WeightGroup::exact)),
+        base(layer.take(cat("hc_", site, "_base"), WeightGroup::exact)),
+        scale(layer.take(cat("hc_", site, "_scale"), WeightGroup::exact)),
+        norm(layer.take(cat(norm_name, ".weight"), WeightGroup::exact)) {}
+};
+
+struct Layer {
+  Site attention_site, mlp_site;
+  std::variant<KdaLayer, MlaLayer> attention;
+  std::variant<SwigluMlp, MoeMlp> mlp;
+};
+
+std::variant<KdaLayer, MlaLayer> load_attention(const WeightReader& layer, const ModelConfig& c, const ShardPlan& shard,
+                                                int i) {
+  const WeightReader weights = layer.under("self_attn.");
+  const auto at = static_cast<size_t>(i);
+  if (c.attention[at] == AttentionKind::kda) return KdaLayer(weights, c, shard, i, c.kind_index(i));
+  return MlaLayer(weights, c, shard, i, c.kind_index(i), c.shared_indexer[at]);
+}
+
+std::variant<SwigluMlp, MoeMlp> load_mlp(const WeightReader& layer, const ModelConfig& c, int i) {
+  const WeightReader weights = layer.under("mlp.");
+  if (c.mlp[static_cast<size_t>(i)] == MlpKind::dense)
+    return SwigluMlp(weights, WeightGroup::dense_mlp, c.swiglu_limit);
+  return MoeMlp(weights, c, i);
+}
+
+CacheGeometry geometry_of(const ModelConfig& c, const ShardPlan& shard, const ModelLimits& limits) {
+  CacheGeometry g;
+  g.mla_layers = c.mla_layers();
+  g.kda_layers = c.kda_layers();
+  g.kpool = c.kpool;
+  g.latent = c.kv_lora;
+  g.index_dim = c.index_dim;
+  g.kda_heads = shard.kda_heads;
+  g.head_dim = c.kda_dim;
+  g.conv_channels = 3 * shard.kda_heads * c.kda_dim;
+  g.conv_kernel = c.conv_kernel;
+  g.max_window = limits.max_window;
+  g.format = limits.kv;
+  return g;
+}
+
+void check_limits(const ModelLimits& limits, const ModelConfig& config) {
+  const auto at_least_one = [](std::string_view what, int value) {
+    if (value < 1) throw Error(Code::config, cat("model limit ", what, " is ", value), "at least 1");
+  };
+  at_least_one("max_rows", limits.max_rows);
+  at_least_one("max_seqs", limits.max_seqs);
+  at_least_one("max_context", limits.max_context);
+  at_least_one("max_window", limits.max_window);
+  at_least_one("max_logit_rows", limits.max_logit_rows);
+  if (limits.max_context > config.max_positions)
+    throw Error(Code::config,
+                cat("a context of ", limits.max_context,
+                    " tokens is longer than the model's max_position_embeddings = ", config.max_positions),
+                "ask for a shorter context");
+}
+
+OpLimits op_limits(const ModelConfig& c, const ShardPlan& shard, const ModelLimits& limits) {
+  const auto narrow = [](int64_t v) { return static_cast<int>(v); };
+  OpLimits o;
+  o.rows = limits.max_rows;
+  o.hidden = narrow(c.hidden);
+  const int64_t widths[] = {c.streams * c.hidden,
+                            int64_t{3} * shard.kda_heads * c.kda_dim,
+                            int64_t{shard.heads} * c.kv_lora,
+                            int64_t{shard.heads} * c.nope,
+                            int64_t{c.index_heads} * c.index_dim,
+                            shard.intermediate,
+                            shard.shared_intermediate,
+                            shard.moe_intermediate,
+                            shard.vocab};
+  o.widest = narrow(*std::max_element(std::begin(widths), std::end(widths)));
+  o.heads = std::max({shard.heads, shard.kda_heads, c.index_heads});
+  o.latent = c.kv_lora;
+  o.max_context = limits.max_context;
+  o.experts = c.experts;
+  o.top_k = c.experts_per_token;
+  o.vocab = narrow(c.vocab);
+  return o;
+}
+
+/// Stored bytes of the tensors under a prefix; what progress is counted in.
+uint64_t stored_bytes(const Checkpoint& checkpoint, std::string_view prefix) {
+  uint64_t total = 0;
+  const auto& tensors = checkpoint.tensors();
+  for (auto it = tensors.lower_bound(prefix); it != tensors.end() && it->first.starts_with(prefix); ++it)
+    total += it->second.end - it->second.begin;
+  return total;
+}
+
+class GlmModel final : public Model {
+ public:
+  GlmModel(std::shared_ptr<const Checkpoint> checkpoint, ModelConfig config, const FormatPolicy& policy,
+           const ModelLimits& limits, Ops& ops, Communicator& comm, const LoadProgress& progress)
+      : config_(std::move(config)),
+        limits_(limits),
+        ops_(ops),
+        comm_(comm),
+        shard_(plan_shard(config_, comm.shard().rank, comm.shard().size, has_exl3_experts(*checkpoint))),
+        source_(make_checkpoint_source(checkpoint, policy, comm.shard(), ops)) {
+    load(*checkpoint, progress);
+    space_ = plan_workspace(config_, shard_, limits_, ops_);
+    ops_.reserve(op_limits(config_, shard_, limits_));
+  }
+
+  const ModelConfig& config() const override { return config_; }
+  const ModelLimits& limits() const override { return limits_; }
+  CacheGeometry geometry() const override { return geometry_of(config_, shard_, limits_); }
+  std::vector<std::pair<std::string, size_t>> weight_bytes() const override { return ledger_.lines(); }
+
+  void set_probe(Probe probe) override {
+    probe_ = std::move(probe);
+    probe_space_ = probe_ ? plan_probe_space(config_, limits_, ops_) : ProbeSpace{};
+  }
+
+  void flush(std::span<const SlotId> slots, std::span<const int> replay, const Caches& caches) override {
+    if (slots.empty() || a_log_.empty()) return;
+    ops_.kda_flush({slots, replay, &caches, a_log_, dt_bias_, config_.gate_lower_bound});
+  }
+
+  ForwardOut forward(const Batch& batch, const Caches& caches) override {
+    check(batch);
+    const Step step{ops_, batch, caches, space_, probe_, probe_space_, batch.token.dim(0)};
+    embed(step);
+    const Tensor u = step.rows(space_.u), y = step.rows(space_.y);
+    ops_.mhc_pre(pre(step, layers_.front().attention_site));
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const Layer& layer = layers_[i];
+      const int number = static_cast<int>(i);
+      step.show("layer", number, "attn.in", u);
+      std::visit([&](const auto& attention) { attention.run(step, u, y); }, layer.attention);
+      comm_.all_reduce(y);
+      step.show("layer", number, "attn.out", y);
+      ops_.mhc_post_pre({post(step), pre(step, layer.mlp_site)});
+      step.show("layer", number, "mlp.in", u);
+      std::visit([&](const auto& mlp) { mlp.run(step, u, y); }, layer.mlp);
+      comm_.all_reduce(y);
+      step.show("layer", number, "mlp.out", y);
+      if (i + 1 < layers_.size()) {
+        ops_.mhc_post_pre({post(step), pre(step, layers_[i + 1].attention_site)});
+      } else {
+        ops_.mhc_post(post(step));
+      }
+      step.show("layer", number, "streams", step.rows(space_.streams));
+    }
+    return head(step);
+  }
+
+ private:
+  void load(const Checkpoint& checkpoint, const LoadProgress& progress) {
+    const uint64_t outside = stored_bytes(checkpoint, "lm_head.") +
+                             stored_bytes(checkpoint, cat(kText, "embed_tokens.")) +
+                             stored_bytes(checkpoint, cat(kText, "norm."));
+    uint64_t total = outside, done = 0;
+    const auto layer_prefix = [](int i) { return cat(kText, "layers.", i, "."); };
+    for (int i = 0; i < config_.layers; ++i) total += stored_bytes(checkpoint, layer_prefix(i));
+    const auto report = [&](uint64_t bytes) {
+      done += bytes;
+      if (progress) progress(done, total);
+    };
+    report(0);
+    const WeightReader text(*source_, ledger_, std::string(kText));
+    embed_ = text.take("embed_tokens.weight", WeightGroup::exact);
+    norm_ = text.take("norm.weight", WeightGroup::exact);
+    head_ = WeightReader(*source_, ledger_, "").take("lm_head.weight", WeightGroup::head, Split::rows);
+    report(outside);
+    layers_.reserve(static_cast<size_t>(config_.layers));
+    for (int i = 0; i < config_.layers; ++i) {
+      const WeightReader layer = text.under(cat("layers.", i, "."));
+      layers_.push_back({Site(layer, "attn", "input_layernorm"), Site(layer, "ffn", "post_attention_layernorm"),
+                         load_attention(layer, config_, shard_, i), load_mlp(layer, config_, i)});
+      report(stored_bytes(checkpoint, layer_prefix(i)));
+    }
+    for (const Layer& layer : layers_) {
+      if (const auto* kda = std::get_if<KdaLayer>(&layer.attention)) {
+        a_log_.push_back(kda->a_log());
+        dt_bias_.push_back(kda->dt_bias());
+      }
+    }
+  }
+
+  void check(const Batch& batch) const {
+    const auto within = [](std::string_view what, int64_t value, int64_t low, int64_t high) {
+      if (value < low || value > high)
+        throw Error(Code::internal, cat("forward: ", what, " is ", value), cat("expected ", low, " to ", high));
+    };
+    within("batch capacity", batch.token.rank == 1 ? batch.token.dim(0) : -1, 1, limits_.max_rows);
+    within("rows", batch.rows, 0, batch.token.dim(0));
+    within("window_rows", batch.window_rows, 0, batch.rows);
+    within("seqs", batch.seqs, 0, limits_.max_seqs);
+    within("logit_rows", batch.logit_rows, 0, limits_.max_logit_rows);
+  }
+
+  MhcPreArgs pre(const Step& step, const Site& site) const {
+    MhcPreArgs args{};
+    args.streams = step.rows(space_.streams);
+    args.site = {&site.fn, &site.base, &site.scale};
+    args.norm = &site.norm;
+    args.rms_eps = config_.rms_eps;
+    args.hc_eps = config_.hc_eps;
+    args.sinkhorn = config_.sinkhorn;
+    args.post = step.rows(space_.post);
+    args.comb = step.rows(space_.comb);
+    args.u = step.rows(space_.u);
+    return args;
+  }
+
+  MhcPostArgs post(const Step& step) const {
+    return {step.rows(space_.streams), step.rows(space_.y), step.rows(space_.post), step.rows(space_.comb)};
+  }
+
+  /// All streams of a row begin as its embedding.
+  void embed(const Step& step) const {
+    const Tensor y = step.rows(space_.y);
+    ops_.embed({&step.batch, &embed_, y});
+    const Tensor flat = step.rows(space_.streams).reshaped({step.capacity, config_.streams * config_.hidden});
+    for (int s = 0; s < config_.streams; ++s) ops_.copy(flat.columns(s * config_.hidden, (s + 1) * config_.hidden), y);
+  }
+
+  ForwardOut head(const Step& step) const {
+    const Tensor mean = step.rows(space_.mean), hidden = step.rows(space_.hidden);
+    ops_.stream_mean({step.rows(space_.streams), mean});
+    ops_.rms_norm({mean, &norm_, config_.rms_eps, hidden});
+    if (step.probe) {
+      ops_.synchronize();
+      probe_("mean", mean);
+      probe_("norm", hidden);
+    }
+    ForwardOut out;
+    out.hidden = hidden;
+    const int rows = step.batch.logit_rows;
+    if (rows == 0) return out;
+    // Picking rows is an embedding whose table is `hidden` and whose tokens are row numbers.
+    Weight table;
+    table.format = hidden.dtype == Dtype::f32 ? WeightFormat::f32 : WeightFormat::bf16;
+    table.out = step.capacity;
+    table.in = config_.hidden;
+    table.codes = hidden;
+    Batch pick;
+    pick.rows = rows;
+    pick.token = step.batch.logit_row.rows(0, rows);
+    const Tensor picked = space_.picked.rows(0, rows), part = space_.logits_part.rows(0, rows);
+    ops_.embed({&pick, &table, picked});
+    // Few rows, whatever regime they come from: always the window family, so a row's logits never depend on its
+    // neighbours.
+    ops_.linear({.x = picked, .w = &head_, .y = part, .beta = 0, .window_rows = rows});
+    if (shard_.size == 1) {
+      out.logits = part;
+      return out;
+    }
+    const Tensor whole = shard_.rank == 0 ? space_.logits.rows(0, rows) : Tensor{};
+    comm_.gather(part, whole);
+    out.logits = whole;
+    return out;
+  }
+
+  ModelConfig config_;
+  ModelLimits limits_;
+  Ops& ops_;
+  Communicator& comm_;
+  ShardPlan shard_;
+  std::unique_ptr<WeightSource> source_;  // owns the memory of all weights below
+  WeightLedger ledger_;
+  Weight embed_, norm_, head_;
+  std::vector<Layer> layers_;
+  std::vector<const Weight*> a_log_, dt_bias_;  // of the KDA layers, in order
+  Workspace space_;
+  Probe probe_;
+  ProbeSpace probe_space_;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> load_model(const std::string& dir, const FormatPolicy& policy, const ModelLimits& limits,
+                                  Ops& ops, Communicator& comm, const LoadProgress& progress) {
+  ModelConfig config = load_model_config(dir);
+  check_limits(limits, config);
+  auto checkpoint = std::make_shared<const Checkpoint>(dir);
+  check_inventory(*checkpoint, config);
+  return std::make_unique<GlmModel>(std::move(checkpoint), std::move(config), policy, limits, ops, comm, progress);
+}
+
+}  // namespace glm53
