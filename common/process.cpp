@@ -86,8 +86,8 @@ UniqueFd memory_file(std::string_view text) {
 }
 
 /// A copy of the descriptor above those that the child rearranges.
-UniqueFd above_standard(const UniqueFd& fd) {
-  UniqueFd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 16));
+UniqueFd above_standard(int fd) {
+  UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 16));
   if (!copy) throw_errno(Code::unavailable, "cannot copy a descriptor");
   return copy;
 }
@@ -221,18 +221,20 @@ Child spawn(const SpawnOptions& options) {
 
   const UniqueFd input_file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!input_file) throw_errno(Code::unavailable, "cannot open /dev/null");
-  const UniqueFd input = above_standard(input_file);
+  const UniqueFd input = above_standard(input_file.get());
   Pipe error_pipe = make_pipe(), output_pipe;
-  UniqueFd errors = above_standard(error_pipe.write);
+  UniqueFd errors = above_standard(error_pipe.write.get());
   error_pipe.write.reset();
   UniqueFd output, config;
-  if (options.capture_output) {
+  if (options.output_fd >= 0) {
+    output = above_standard(options.output_fd);
+  } else if (options.capture_output) {
     output_pipe = make_pipe();
-    output = above_standard(output_pipe.write);
+    output = above_standard(output_pipe.write.get());
     output_pipe.write.reset();
     if (::fcntl(output_pipe.read.get(), F_SETFL, O_NONBLOCK) != 0) throw_errno(Code::internal, "fcntl");
   }
-  if (!options.config.empty()) config = above_standard(memory_file(options.config));
+  if (!options.config.empty()) config = above_standard(memory_file(options.config).get());
   plan.input = input.get();
   plan.output = output.get();
   plan.config = config.get();
