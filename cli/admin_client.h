@@ -1,0 +1,55 @@
+// The agent as glm53ctl sees it: where it listens, and its answers as JSON or Error.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "common/error.h"
+#include "common/http_client.h"
+
+namespace glm53::cli {
+
+/// Options that every command takes.
+struct GlobalOptions {
+  std::string socket, url, token_file, config;
+  bool json = false;
+};
+
+/// Where an agent listens, and the token to show it ("" on a unix socket).
+struct Target {
+  std::string endpoint, token;
+};
+/// --url (with --token-file), else --socket, else the socket of --config, else /run/glm53/agent.sock. Throws
+/// Error(usage) for contradictions and Error(config) for an unreadable file.
+Target resolve_target(const GlobalOptions& options);
+
+/// Code of its JSON name ("peer_lost"); internal when unknown.
+Code parse_code(std::string_view name);
+/// The Error in `{"error":{"code","message","remedy"}}`, or one made of the status when the body says nothing.
+Error error_of_answer(int status, std::string_view body);
+
+/// Calls under /admin/v1. Errors of the agent come as Error with their code; an agent that does not answer as
+/// Error(unavailable) with the remedy.
+class AdminClient {
+ public:
+  explicit AdminClient(Target target);
+  nlohmann::ordered_json get(std::string_view path);
+  nlohmann::ordered_json put(std::string_view path, const nlohmann::ordered_json& body);
+  /// Streams a text or event body; `chunk` returns false to stop. Throws Error(stalled) when nothing comes for
+  /// `silence`.
+  void stream(std::string_view path, const std::function<bool(std::string_view)>& chunk,
+              std::chrono::milliseconds silence = std::chrono::hours(1));
+  const Target& target() const { return target_; }
+
+ private:
+  nlohmann::ordered_json call(std::string_view method, std::string_view path, std::string_view body);
+  [[noreturn]] void rethrow(const Error& error) const;
+  Target target_;
+  HttpClient http_;
+};
+
+}  // namespace glm53::cli

@@ -1,0 +1,74 @@
+// The commands of glm53ctl. Each returns the exit code; mistakes and failures are thrown as Error (docs/operating.md
+// has the codes).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "cli/admin_client.h"
+
+namespace glm53::cli {
+
+/// start and restart.
+struct StartOptions {
+  std::vector<std::string> set;  ///< "key=value"
+  bool restart = false, detach = false;
+  std::string wait = "ready";  ///< ready or launched
+  std::string limit;           ///< duration; "" = none
+};
+int run_start(const GlobalOptions& global, const StartOptions& options);
+/// Body of PUT /wanted. Throws Error(usage) for a --set that is no key=value or names no key.
+nlohmann::ordered_json wanted_running(const StartOptions& options);
+
+struct StopOptions {
+  std::string drain = "30s";
+  bool now = false, preempt = false, detach = false;
+};
+int run_stop(const GlobalOptions& global, const StopOptions& options);
+
+struct StatusOptions {
+  bool watch = false;
+  double interval = 2;  ///< seconds
+};
+int run_status(const GlobalOptions& global, const StatusOptions& options);
+/// The page that people read, from the answer of GET /status; `now_ms` is the current time.
+std::string render_status(const nlohmann::ordered_json& status, int64_t now_ms, bool colours);
+
+struct LogsOptions {
+  std::string which = "both";  ///< head, worker, both, agent or a process
+  bool follow = false;
+  int lines = 100;
+  std::optional<int64_t> generation;
+};
+int run_logs(const GlobalOptions& global, const LogsOptions& options);
+/// A process and the node it is on, as /logs wants it.
+struct LogSource {
+  std::string process, node;
+  std::string tag;  ///< before each line
+};
+/// What `which` means for the processes in a status. Throws Error(usage) naming the choices.
+std::vector<LogSource> log_sources(const nlohmann::ordered_json& status, std::string_view which);
+/// Lines of several logs in order of the time at their start; lines without a time stay behind the one before them.
+std::vector<std::string> merge_logs(const std::vector<std::pair<std::string, std::vector<std::string>>>& tagged);
+
+struct SmokeOptions {
+  std::string prompt = "Tell me a story about a fox.";
+  std::string api, key_file;  ///< "" = asked from the agent
+  int max_tokens = 200;
+};
+int run_smoke(const GlobalOptions& global, const SmokeOptions& options);
+/// Why an answer cannot be right (empty, broken text, one thing over and over); nullopt when it looks like language.
+std::optional<std::string> degenerate(std::string_view answer);
+
+int run_config_check(const GlobalOptions& global, const std::string& file);
+int run_config_show(const GlobalOptions& global);
+int run_config_example();
+int run_version(const GlobalOptions& global);
+
+}  // namespace glm53::cli

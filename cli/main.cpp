@@ -1,0 +1,147 @@
+// glm53ctl: command line only; the commands are in the other files of this folder.
+#include <algorithm>
+#include <exception>
+#include <iostream>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "common/error.h"
+#include "common/json.h"
+#include "common/version.h"
+
+namespace {
+
+using namespace glm53;
+using namespace glm53::cli;
+
+constexpr int kUsage = 2;
+
+/// Everything the command line can say.
+struct Options {
+  GlobalOptions global;
+  StartOptions start, restart;
+  StopOptions stop;
+  StatusOptions status;
+  LogsOptions logs;
+  SmokeOptions smoke;
+  std::string config_file;
+};
+
+void add_global(CLI::App& app, GlobalOptions& o) {
+  app.add_option("--config", o.config, "Configuration file of the agent to talk to (finds its socket)");
+  app.add_option("--socket", o.socket, "Unix socket of the agent (default /run/glm53/agent.sock)");
+  app.add_option("--url", o.url, "Agent over TCP, such as http://127.0.0.1:8890");
+  app.add_option("--token-file", o.token_file, "File with the admin token, for --url");
+  app.add_flag("--json", o.json, "Print JSON");
+}
+
+CLI::App* add_start(CLI::App& app, const char* name, const char* what, StartOptions& o) {
+  CLI::App* start = app.add_subcommand(name, what);
+  start->add_option("--set", o.set, "key=value: a setting for this and later starts (repeatable)")
+      ->allow_extra_args(false);
+  start->add_flag("--detach", o.detach, "Do not wait; print the operation's id");
+  start->add_option("--wait", o.wait, "Wait until ready (default) or launched")
+      ->check(CLI::IsMember({"ready", "launched"}));
+  start->add_option("--timeout", o.limit, "Longest wait, such as 10m (exit 5; the operation goes on)");
+  return start;
+}
+
+void add_commands(CLI::App& app, Options& o, std::function<int()>& chosen) {
+  add_start(app, "start", "Bring the cluster up and wait until it serves", o.start)->callback([&] {
+    chosen = [&] { return run_start(o.global, o.start); };
+  });
+  add_start(app, "restart", "Stop and start again", o.restart)->callback([&] {
+    chosen = [&] { return run_start(o.global, o.restart); };
+  });
+
+  CLI::App* stop = app.add_subcommand("stop", "Drain and stop the cluster");
+  stop->add_option("--drain", o.stop.drain, "Time for running requests (default 30s)");
+  stop->add_flag("--now", o.stop.now, "Do not drain; also ends a start that is at work");
+  stop->add_flag("--preempt", o.stop.preempt, "End a start that is at work");
+  stop->add_flag("--detach", o.stop.detach, "Do not wait; print the operation's id");
+  stop->callback([&] { chosen = [&] { return run_stop(o.global, o.stop); }; });
+
+  CLI::App* status = app.add_subcommand("status", "Show nodes, processes, model and speed");
+  status->add_flag("--watch,-w", o.status.watch, "Again and again");
+  status->add_option("--interval", o.status.interval, "Seconds between two looks (default 2)");
+  status->callback([&] { chosen = [&] { return run_status(o.global, o.status); }; });
+
+  CLI::App* logs = app.add_subcommand("logs", "Show logs of agents, ranks and the API process");
+  logs->add_option("which", o.logs.which, "head, worker, both (default), agent, api, rank0, rank1");
+  logs->add_flag("--follow,-f", o.logs.follow, "Go on with new lines");
+  logs->add_option("--lines,-n", o.logs.lines, "How many of the last lines (default 100)");
+  logs->add_option("--generation", o.logs.generation, "An earlier generation of the ranks");
+  logs->callback([&] { chosen = [&] { return run_logs(o.global, o.logs); }; });
+
+  CLI::App* smoke = app.add_subcommand("smoke", "Stream one answer and judge it (exit 7 when it is no language)");
+  smoke->add_option("prompt", o.smoke.prompt, "What to say");
+  smoke->add_option("--api", o.smoke.api, "Address of the API (default: asked from the agent)");
+  smoke->add_option("--key-file", o.smoke.key_file, "File with the API key (default: api.key_file)");
+  smoke->add_option("--max-tokens", o.smoke.max_tokens, "Longest answer (default 200)");
+  smoke->callback([&] { chosen = [&] { return run_smoke(o.global, o.smoke); }; });
+
+  CLI::App* config = app.add_subcommand("config", "Check and show the configuration")->require_subcommand(1);
+  CLI::App* check = config->add_subcommand("check", "Validate a file");
+  check->add_option("file", o.config_file, "The file (default: --config, else /etc/glm53/config.toml)");
+  check->callback([&] { chosen = [&] { return run_config_check(o.global, o.config_file); }; });
+  config->add_subcommand("show", "Effective values and where each comes from")->callback([&] {
+    chosen = [&] { return run_config_show(o.global); };
+  });
+  config->add_subcommand("example", "Print a file with every key")->callback([&] {
+    chosen = [] { return run_config_example(); };
+  });
+  app.add_subcommand("version", "Versions of glm53ctl and of the agent")->callback([&] {
+    chosen = [&] { return run_version(o.global); };
+  });
+}
+
+/// One line for people, or an object with --json; returns the exit code.
+int report(const Error& e, bool json) {
+  if (json) {
+    const nlohmann::ordered_json error = {
+        {"code", std::string(name(e.code()))}, {"message", e.what()}, {"remedy", e.remedy()}};
+    std::cout << dump({{"error", error}}) << "\n";
+  } else {
+    std::cerr << "error: " << e.what() << "\n";
+    if (!e.remedy().empty()) std::cerr << "  try: " << e.remedy() << "\n";
+  }
+  return std::max(1, ctl_exit(e.code()));
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"glm53ctl: operate a glm53 cluster through its agent"};
+  app.set_version_flag("--version", std::string(version()));
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.footer(
+      "Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 preflight, 4 busy, 5 timeout, 6 worker unreachable,\n"
+      "7 verification failed, 130 interrupted (the operation goes on). More: docs/operating.md");
+  Options options;
+  options.restart.restart = true;
+  std::function<int()> chosen;
+  add_global(app, options.global);
+  add_commands(app, options, chosen);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : kUsage;
+  }
+  try {
+    return chosen();
+  } catch (const Error& e) {
+    return report(e, options.global.json);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& e) {
+    std::cerr << "error: " << e.what() << "\n";
+    return 1;
+  }
+}
