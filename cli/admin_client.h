@@ -15,7 +15,7 @@ namespace glm53::cli {
 
 /// Options that every command takes.
 struct GlobalOptions {
-  std::string socket, url, token_file, config;
+  std::string socket{}, url{}, token_file{}, config{};
   bool json = false;
 };
 
