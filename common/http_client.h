@@ -25,24 +25,32 @@ class HttpClient {
   HttpClient(HttpClient&&) noexcept;
   void set_timeout(std::chrono::milliseconds connect, std::chrono::milliseconds read);
   /// Throws Error(unavailable) when nobody answers (naming the endpoint), Error(stalled) at the time limit.
-  HttpAnswer request(std::string_view method, std::string_view path, std::string_view body = {}, std::string_view content_type = "application/json");
-  /// Streams the body: `chunk` returns false to stop.
-  HttpAnswer stream(std::string_view method, std::string_view path, std::string_view body, const std::function<bool(std::string_view)>& chunk);
+  HttpAnswer request(std::string_view method, std::string_view path, std::string_view body = {},
+                     std::string_view content_type = "application/json");
+  /// Streams the body: `chunk` returns false to stop. Throws Error(peer_lost) when the answer ends early.
+  HttpAnswer stream(std::string_view method, std::string_view path, std::string_view body,
+                    const std::function<bool(std::string_view)>& chunk);
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-/// Splits a server-sent-event stream: feed() calls `event(name, data)` for each complete event.
+/// Splits a server-sent-event stream: feed() calls `event(name, data)` for each complete event ("message" where it has
+/// no name). Throws Error(corrupt) for an event over 64 MiB.
 class SseParser {
  public:
-  explicit SseParser(std::function<void(std::string_view name, std::string_view data)> event) : event_(std::move(event)) {}
+  explicit SseParser(std::function<void(std::string_view name, std::string_view data)> event)
+      : event_(std::move(event)) {}
   void feed(std::string_view bytes);
 
  private:
+  void line(std::string_view text);
+
   std::function<void(std::string_view, std::string_view)> event_;
-  std::string buffer_;
+  std::string buffer_;  ///< of the unfinished line
+  std::string name_, data_;
+  bool has_data_ = false, after_cr_ = false;
 };
 
 }  // namespace glm53

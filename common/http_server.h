@@ -1,4 +1,5 @@
-// The one HTTP server (Boost.Beast behind it): TCP, unix sockets with peer credentials, thousands of connections, streams, disconnects seen at once.
+// The one HTTP server (Boost.Beast behind it): TCP, unix sockets with peer credentials, thousands of connections,
+// streams, disconnects seen at once.
 #pragma once
 
 #include <chrono>
@@ -17,13 +18,13 @@
 namespace glm53 {
 
 struct HttpRequest {
-  std::string method, target, path;             ///< path: decoded, without query
+  std::string method, target, path;  ///< path: decoded, without query
   std::map<std::string, std::string> query;
   std::vector<std::pair<std::string, std::string>> headers;
   std::string body;
-  std::string peer;                             ///< "127.0.0.1:5123" or "unix"
-  std::optional<PeerCredentials> credentials;   ///< unix sockets only
-  std::map<std::string, std::string> params;    ///< "{id}" parts of the route
+  std::string peer;                            ///< "127.0.0.1:5123" or "unix"
+  std::optional<PeerCredentials> credentials;  ///< unix sockets only
+  std::map<std::string, std::string> params;   ///< "{id}" parts of the route
   /// First header of that name, case-insensitive; "" when absent.
   std::string_view header(std::string_view name) const;
 };
@@ -35,13 +36,15 @@ struct HttpResponse {
   std::vector<std::pair<std::string, std::string>> headers;
 };
 
-/// The way back to one client. Thread-safe; may outlive the handler. If it is destroyed without an answer the client gets 500.
+/// The way back to one client. Thread-safe; may outlive the handler. If it is destroyed without an answer the client
+/// gets 500.
 class HttpReply {
  public:
   virtual ~HttpReply() = default;
   virtual void send(HttpResponse response) = 0;
   /// Status line and headers of a chunked stream.
-  virtual void start_stream(int status, std::string content_type, std::vector<std::pair<std::string, std::string>> headers = {}) = 0;
+  virtual void start_stream(int status, std::string content_type,
+                            std::vector<std::pair<std::string, std::string>> headers = {}) = 0;
   /// Queues one chunk, written atomically. False when the client is gone, or when it has not read for so long that over
   /// HttpServerOptions::max_backlog bytes are queued (the connection is then closed).
   virtual bool write(std::string chunk) = 0;
@@ -52,30 +55,33 @@ class HttpReply {
   virtual void on_disconnect(std::function<void()> callback) = 0;
 };
 
-/// Handlers run on a server thread and must not block; long work answers later through the reply. An Error thrown by a handler is answered
-/// by `on_error`.
+/// Handlers run on a server thread and must not block; the request lives until the handler returns; long work answers
+/// later through the reply. An Error thrown by a handler is answered by `on_error`.
 using HttpHandler = std::function<void(const HttpRequest&, std::shared_ptr<HttpReply>)>;
 
 struct HttpServerOptions {
   int threads = 1;
-  size_t max_body = 256u << 20;                 ///< larger: 413
-  size_t max_headers = 64u << 10;               ///< larger: 431
-  size_t max_backlog = 4u << 20;                ///< bytes queued for a client that does not read
-  size_t max_connections = 20000;               ///< beyond: 503 and closed
-  std::chrono::seconds header_timeout{30};      ///< from connection to complete request head
+  size_t max_body = 256u << 20;             ///< larger: 413
+  size_t max_headers = 64u << 10;           ///< larger: 431
+  size_t max_backlog = 4u << 20;            ///< bytes queued for a client that does not read
+  size_t max_connections = 20000;           ///< beyond: 503 and closed
+  std::chrono::seconds header_timeout{30};  ///< from connection to complete request head
   std::chrono::seconds body_timeout{300};
-  std::chrono::seconds idle_timeout{300};       ///< keep-alive
-  std::function<HttpResponse(const HttpRequest&, const std::exception&)> on_error;   ///< also used for 400, 404, 405, 413 of the server itself
-  std::function<void(const HttpRequest&, int status, std::chrono::microseconds)> on_done;  ///< access log, metrics
+  std::chrono::seconds idle_timeout{300};  ///< keep-alive
+  std::function<HttpResponse(const HttpRequest&, const std::exception&)>
+      on_error;  ///< also used for 400, 404, 405, 413 of the server itself
+  /// Access log, metrics; the request without its body; status 499 when the client left first.
+  std::function<void(const HttpRequest&, int status, std::chrono::microseconds)> on_done;
 };
 
 class HttpServer {
  public:
   explicit HttpServer(HttpServerOptions options);
-  ~HttpServer();   ///< stops
+  ~HttpServer();  ///< stops
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
-  /// pattern: "/v1/models/{id}"; a "*" pattern of a method catches the rest. Before start().
+  /// pattern: "/v1/models/{id}"; a "*" pattern of a method catches the rest. HEAD falls back to GET, OPTIONS of a known
+  /// path to 204 with Allow. Before start().
   void route(const std::string& method, const std::string& pattern, HttpHandler handler);
   /// Runs before every handler (authentication); may throw Error. Before start().
   void before(std::function<void(const HttpRequest&)> check);

@@ -293,6 +293,14 @@ bool signal_group(const ProcessId& id, int signal) {
   throw_errno(Code::denied, cat("cannot signal process group ", id.pid));
 }
 
+uint64_t raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) throw_errno(Code::internal, "getrlimit");
+  rlimit raised = limit;
+  raised.rlim_cur = limit.rlim_max;
+  return ::setrlimit(RLIMIT_NOFILE, &raised) == 0 ? raised.rlim_cur : limit.rlim_cur;
+}
+
 std::string executable_dir() {
   std::error_code error;
   const auto path = std::filesystem::read_symlink("/proc/self/exe", error);

@@ -51,6 +51,8 @@ std::optional<ExitStatus> try_wait(pid_t pid);
 std::optional<ExitStatus> wait_until(pid_t pid, std::chrono::steady_clock::time_point deadline);
 /// Signals the process group if the leader still is who it was; false when it is gone.
 bool signal_group(const ProcessId& id, int signal);
+/// Raises the soft limit of open descriptors to the hard one (servers with thousands of connections); returns the limit.
+uint64_t raise_descriptor_limit();
 /// Folder of the running executable.
 std::string executable_dir();
 
