@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kGroup = 128;  // values that share a scale; also the width of the rotation
 constexpr float kE4m3Max = 448.0F;
+constexpr float kLargest = 3.4e38F;  // infinity saturates here: code times scale stays finite
 constexpr float kInt8Max = 127.0F;
 constexpr float kPoolFloor = 1e-4F;  // smallest amax of a pooled key, as public engines have it
 
@@ -33,7 +34,7 @@ const std::array<float, 256>& e4m3_values() {
 }
 
 struct Range {
-  float amax = 0;  ///< largest finite magnitude; FLT_MAX when there is an infinity
+  float amax = 0;  ///< largest magnitude, at most kLargest
   bool nan = false;
 };
 
@@ -44,7 +45,7 @@ Range range_of(const float* x, int n) {
     r.nan = r.nan || std::isnan(a);
     if (a > r.amax) r.amax = a;  // false for NaN
   }
-  r.amax = std::min(r.amax, FLT_MAX);
+  r.amax = std::min(r.amax, kLargest);
   return r;
 }
 
