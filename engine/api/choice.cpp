@@ -1,0 +1,119 @@
+#include "engine/api/choice.h"
+
+#include <algorithm>
+
+namespace glm53::api {
+
+using text::OutputKind;
+
+Choice::Choice(const text::Tokenizer& tokenizer, ChoiceOptions options)
+    : tokenizer_(&tokenizer),
+      options_(std::move(options)),
+      parser_(tokenizer, options_.start),
+      raw_(tokenizer, options_.skip_special),
+      matcher_(options_.stop, options_.include_stop) {}
+
+// The token that ended it, whether or not the rank sends it along: no such token can stand anywhere else.
+bool Choice::is_end(const wire::Delta& delta, size_t index) const {
+  return delta.finish == "stop" && delta.stop_token >= 0 && index + 1 == delta.tokens.size() &&
+         delta.tokens[index] == delta.stop_token;
+}
+
+void Choice::consume(const wire::Delta& delta, std::vector<ChoiceEvent>& events) {
+  cached_tokens_ = std::max(cached_tokens_, delta.cached_tokens);
+  for (size_t i = 0; i < delta.tokens.size() && !finished(); ++i) {
+    const int32_t token = delta.tokens[i];
+    ++completion_tokens_;
+    if (options_.logprobs && i < delta.logprobs.size()) pending_.scores.push_back({token, delta.logprobs[i]});
+    if (options_.token_ids) pending_.token_ids.push_back(token);
+    if (is_end(delta, i)) break;
+    feed(token, events);
+  }
+  if (!finished() && !delta.finish.empty()) end(delta, events);
+}
+
+void Choice::feed(int32_t token, std::vector<ChoiceEvent>& events) {
+  if (!options_.parse) {
+    std::string shown;
+    raw_.push(token, shown);
+    content(shown, events);
+  } else {
+    std::vector<text::OutputEvent> parsed;
+    parser_.push(token, parsed);
+    for (text::OutputEvent& event : parsed) {
+      if (event.kind == OutputKind::content) {
+        content(event.text, events);
+      } else if (options_.reasoning) {
+        emit(OutputKind::reasoning, std::move(event.text), events);
+      }
+    }
+  }
+  if (!options_.stop.empty()) searched_.push_back(content_bytes_);
+}
+
+void Choice::content(const std::string& text, std::vector<ChoiceEvent>& events) {
+  if (text.empty() || finished()) return;
+  content_bytes_ += text.size();
+  std::string shown;
+  std::optional<text::StopMatcher::Match> match;
+  if (completion_tokens_ < options_.min_tokens) {
+    matcher_.pass(text, shown);
+  } else {
+    match = matcher_.push(text, shown);
+  }
+  emit(OutputKind::content, std::move(shown), events);
+  if (match) stopped(*match);
+}
+
+void Choice::stopped(const text::StopMatcher::Match& match) {
+  finish_reason_ = "stop";
+  stop_reason_ = matcher_.string(match.string);
+  const size_t kept = match.begin + (options_.include_stop ? matcher_.string(match.string).size() : 0);
+  const auto end = std::upper_bound(searched_.begin(), searched_.end(), kept);
+  cut_ = static_cast<uint32_t>(end - searched_.begin());
+}
+
+void Choice::emit(OutputKind kind, std::string text, std::vector<ChoiceEvent>& events) {
+  if (text.empty()) return;
+  if (events.empty() || events.back().kind != kind) events.push_back({kind, {}, {}, {}});
+  ChoiceEvent& event = events.back();
+  event.text += text;
+  event.scores.insert(event.scores.end(), pending_.scores.begin(), pending_.scores.end());
+  event.token_ids.insert(event.token_ids.end(), pending_.token_ids.begin(), pending_.token_ids.end());
+  pending_ = {};
+}
+
+void Choice::end(const wire::Delta& delta, std::vector<ChoiceEvent>& events) {
+  const bool by_token = delta.finish == "stop" && delta.stop_token >= 0;
+  if (by_token) {
+    if (delta.tokens.empty() || delta.tokens.back() != delta.stop_token) ++completion_tokens_;
+    const bool requested =
+        std::find(options_.stop_ids.begin(), options_.stop_ids.end(), delta.stop_token) != options_.stop_ids.end();
+    if (requested && options_.include_stop) feed(delta.stop_token, events);
+    if (delta.stop_token != options_.primary_eos || requested) stop_reason_ = delta.stop_token;
+  }
+  if (finished()) return;  // the text of the stop token completed a stop string
+  std::string tail;
+  if (options_.parse) {
+    std::vector<text::OutputEvent> parsed;
+    parser_.finish(parsed);
+    for (text::OutputEvent& event : parsed) {
+      if (event.kind == OutputKind::content) {
+        content(event.text, events);
+      } else if (options_.reasoning) {
+        emit(OutputKind::reasoning, std::move(event.text), events);
+      }
+    }
+  } else {
+    raw_.finish(tail);
+    content(tail, events);
+  }
+  std::string held;
+  const auto match = finished() ? std::nullopt : matcher_.finish(held);
+  emit(OutputKind::content, std::move(held), events);
+  if (match) stopped(*match);
+  cut_.reset();  // the rank has ended it already
+  if (finish_reason_.empty()) finish_reason_ = delta.finish == "length" ? "length" : "stop";
+}
+
+}  // namespace glm53::api

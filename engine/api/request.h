@@ -1,0 +1,79 @@
+// Requests for generation, validated.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "engine/api/settings.h"
+#include "engine/runtime/wire.h"
+#include "engine/text/chat_messages.h"
+#include "engine/text/tokenizer.h"
+
+namespace glm53::api {
+
+inline constexpr int kMaxChoices = 64;        ///< `n`
+inline constexpr size_t kMaxSequences = 256;  ///< prompts times `n` of one request
+inline constexpr int kMaxLogprobs = 20;
+
+/// What the parsers need to know.
+struct RequestContext {
+  const Settings& settings;
+  const text::Tokenizer& tokenizer;
+  int32_t max_context = 0;  ///< of the connected rank, or of the settings
+};
+
+/// Members that /v1/chat/completions and /v1/completions share.
+struct GenerationRequest {
+  std::string model;  ///< the name the client used, or the served one
+  std::optional<std::string> request_id;
+  int n = 1;
+  bool stream = false, include_usage = false, continuous_usage = false;
+  std::vector<std::string> stop;
+  bool include_stop = false, skip_special = true;
+  std::optional<int64_t> seed;
+  wire::SamplingParams sampling;  ///< max_tokens is set by fit()
+  std::optional<int32_t> max_tokens;
+  std::string salt;
+  bool return_token_ids = false, tokens_as_ids = false;
+  std::optional<int64_t> truncate;  ///< keep that many prompt tokens; -1: what fits the context
+  bool truncate_right = false;
+  bool echo = false;
+  std::vector<std::string> ignored;  ///< unknown members
+};
+
+struct ChatRequest : GenerationRequest {
+  std::vector<text::Message> messages;
+  std::vector<text::Tool> tools;
+  text::ChatOptions chat;
+  bool include_reasoning = true;
+};
+
+struct CompletionRequest : GenerationRequest {
+  std::vector<std::vector<int32_t>> prompts;
+};
+
+/// Throw ApiError: 400 naming the member, 404 for an unknown model.
+ChatRequest parse_chat_request(const nlohmann::ordered_json& body, const RequestContext& context);
+CompletionRequest parse_completion_request(const nlohmann::ordered_json& body, const RequestContext& context);
+
+/// Ids of the conversation.
+std::vector<int32_t> chat_prompt(const ChatRequest& request, const RequestContext& context);
+/// Applies truncation, then sets the output limit: what was asked for, or the default, within the context. Throws
+/// ApiError(400) when prompt and output do not fit.
+int32_t fit(std::vector<int32_t>& prompt, const GenerationRequest& request, const RequestContext& context);
+/// The served name a client may use; throws ApiError(404).
+std::string check_model(const nlohmann::ordered_json& member, const Settings& settings);
+/// Prompt positions where conversations branch: before the first turn of a user, and before the turn to be written.
+std::vector<int32_t> branch_points(const std::vector<int32_t>& prompt, const text::Tokenizer& tokenizer);
+
+/// Parses what both kinds share. `logprobs` of `sampling` and the default of max_tokens are left to the caller.
+class Members;
+void parse_common(const Members& members, const RequestContext& context, GenerationRequest& out);
+
+}  // namespace glm53::api

@@ -1,0 +1,35 @@
+// Pieces that both answer formats share. Includes the whole JSON library: for the two format files only.
+#pragma once
+
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "common/json.h"
+#include "engine/api/response.h"
+
+namespace glm53::api {
+
+inline std::string sse(const nlohmann::ordered_json& object) {
+  return "data: " + dump(object) + "\n\n";
+}
+
+inline nlohmann::ordered_json usage_json(const Usage& u) {
+  return {{"prompt_tokens", u.prompt},
+          {"completion_tokens", u.completion},
+          {"total_tokens", u.prompt + u.completion},
+          {"prompt_tokens_details", {{"cached_tokens", u.cached}}},
+          {"completion_tokens_details", {{"reasoning_tokens", u.reasoning}}}};
+}
+
+inline nlohmann::ordered_json stop_reason_json(const StopReason& reason) {
+  if (const auto* id = std::get_if<int32_t>(&reason)) return *id;
+  if (const auto* text = std::get_if<std::string>(&reason)) return *text;
+  return nullptr;
+}
+
+inline nlohmann::ordered_json string_or_null(const std::string& text) {
+  return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
+}
+
+}  // namespace glm53::api
