@@ -102,12 +102,13 @@ struct SampleRow {
   float temperature = 1, top_p = 1, min_p = 0, presence = 0, frequency = 0, repetition = 1;
   int32_t top_k = 0;
   double u = 0;                                     ///< Philox draw of this position
-  std::span<const uint32_t> allowed;                ///< bit per token; empty = all
-  std::span<const int32_t> banned;                  ///< e.g. end tokens while min_tokens is not reached
-  std::span<const std::pair<int32_t, float>> bias;
-  std::span<const std::pair<int32_t, int32_t>> seen;   ///< token, times in the output (0 = only in the prompt)
+  std::span<const uint32_t> allowed{};              ///< bit per token; empty = all
+  std::span<const int32_t> banned{};                 ///< e.g. end tokens while min_tokens is not reached
+  std::span<const std::pair<int32_t, float>> bias{};
+  std::span<const std::pair<int32_t, int32_t>> seen{};  ///< token, times in the output (0 = only in the prompt)
   int32_t top_logprobs = -1;                        ///< -1 none, else N best of the raw distribution
 };
+/// token is -1 (logprob -inf) when the masks leave nothing to choose; the logprob is always given.
 struct SampleOut { int32_t token = 0; float logprob = 0; std::vector<std::pair<int32_t, float>> top; };
 /// logits f32 [L][vocab] are overwritten. Ids from `text_vocab` on have no text and are never chosen.
 struct SampleArgs { Tensor logits; int text_vocab; std::span<const SampleRow> rows; std::span<SampleOut> out; };
