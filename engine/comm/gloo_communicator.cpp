@@ -10,6 +10,7 @@
 // this rank's piece s-4, and a ring of four places never overwrites what is not yet read. This is the whole flow
 // control.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <functional>
 
@@ -18,6 +19,7 @@
 #include <gloo/transport/buffer.h>
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
 
 #include "common/error.h"
 #include "common/strings.h"
@@ -40,8 +42,7 @@ constexpr int64_t kBlock = 1024;  ///< elements summed at a time; on the stack
 class Peer {
  public:
   explicit Peer(gloo::transport::Pair& pair)
-      : pair_(pair),
-        out_(kRing * kPiece),
+      : out_(kRing * kPiece),
         in_(kRing * kPiece),
         send_(pair.createSendBuffer(0, out_.data(), out_.size())),
         receive_(pair.createRecvBuffer(0, in_.data(), in_.size())) {}
@@ -56,10 +57,8 @@ class Peer {
     receive_->waitRecv();
     return Bytes(in_).subspan(received_++ % kRing * kPiece, n);
   }
-  void close() { pair_.close(); }
 
  private:
-  gloo::transport::Pair& pair_;
   std::vector<std::byte> out_, in_;
   size_t sent_ = 0, received_ = 0;
   std::unique_ptr<gloo::transport::Buffer> send_, receive_;  // last: they refer to the memory above
@@ -325,13 +324,14 @@ void GlooCommunicator::broadcast(Tensor io, int root) {
   });
 }
 
+/// Closing a gloo pair wakes the peer but not who waits here. What wakes everybody is the timeout of an unbound buffer:
+/// gloo then signals an error to every pair of the context.
 void GlooCommunicator::abort() noexcept {
   if (aborted_.exchange(true)) return;
-  for (const auto& peer : peers_) {
-    try {
-      if (peer) peer->close();
-    } catch (...) {  // gloo throws when the pair is broken already: that is what was wanted
-    }
+  try {
+    std::byte nothing{};
+    context_->createUnboundBuffer(&nothing, 1)->waitRecv(std::chrono::milliseconds(1));
+  } catch (...) {  // the timeout itself, or that the pairs are broken already
   }
 }
 
