@@ -62,6 +62,8 @@ class Config {
   std::string path(std::string_view key) const;
 
  private:
+  void assign(const ConfigKey& key, const nlohmann::ordered_json& value, std::string_view found, const std::string& source);
+
   struct Value { std::string text; std::vector<std::string> list; std::string source; };
   std::map<std::string, Value, std::less<>> values_;
   std::string base_dir_ = ".";
