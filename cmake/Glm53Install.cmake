@@ -1,5 +1,25 @@
-# Install rules and the .deb package. Programs install themselves (glm53_executable).
+# Install rules and the .deb package. Programs install themselves (glm53_executable), the unit is in systemd/.
 install(DIRECTORY models/ DESTINATION "${CMAKE_INSTALL_DATADIR}/glm53/models" OPTIONAL)
 if(EXISTS "${CMAKE_SOURCE_DIR}/config.toml.example")
   install(FILES config.toml.example DESTINATION "${CMAKE_INSTALL_DATADIR}/glm53")
 endif()
+install(DIRECTORY docs/ DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/glm53" FILES_MATCHING PATTERN "*.md")
+install(FILES README.md CHANGELOG.md DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/glm53")
+install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/glm53" RENAME copyright)
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME glm53)
+set(CPACK_PACKAGE_CONTACT "the glm53 authors <glm53@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_PACKAGE_DIRECTORY "${CMAKE_BINARY_DIR}/packages")
+# With DESTDIR the unit sees the final prefix, not the staging folder.
+set(CPACK_SET_DESTDIR ON)
+set(CPACK_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SECTION net)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA
+  "${CMAKE_SOURCE_DIR}/systemd/deb/postinst;${CMAKE_SOURCE_DIR}/systemd/deb/prerm")
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+include(CPack)

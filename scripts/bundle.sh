@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Puts the programs and every library they need into one folder that runs on a machine without our packages.
+#   scripts/bundle.sh DIR [--models] [--build BUILD_DIR]
+#   scripts/bundle.sh --check DIR      the same, then runs the programs with nothing but DIR (in a chroot when root)
+# DIR/NAME are wrappers, DIR/libexec the programs, DIR/lib the libraries with the loader that belongs to them.
+source "$(dirname "$0")/lib.sh"
+cd "$root"
+
+dir='' models=0 check=0 build=build/release
+while [ $# -gt 0 ]; do
+  case $1 in
+    --models) models=1 ;;
+    --check) check=1 ;;
+    --build) build=${2:-}; shift ;;
+    -*) die "unknown option '$1'" "scripts/bundle.sh DIR [--models] [--check] [--build BUILD_DIR]" ;;
+    *) dir=$1 ;;
+  esac
+  shift
+done
+[ -n "$dir" ] || die "no folder was named" "scripts/bundle.sh DIR"
+if [ -d "$dir" ] && [ -n "$(ls -A "$dir")" ] && [ ! -f "$dir/.glm53-bundle" ]; then
+  die "$dir is not empty and no bundle" "name a new folder"
+fi
+
+programs=(glm53-agent glm53-engine glm53ctl)
+say "build"
+build_tree "$build" "${programs[*]}" -DCMAKE_BUILD_TYPE=Release
+
+say "bundle in $dir"
+rm -rf "$dir/lib" "$dir/libexec" "$dir/models"
+mkdir -p "$dir/lib" "$dir/libexec"
+dir=$(cd "$dir" && pwd)
+touch "$dir/.glm53-bundle"
+
+loader=''
+for program in "${programs[@]}"; do
+  cp "$build/bin/$program" "$dir/libexec/$program"
+  strip --strip-unneeded "$dir/libexec/$program"
+  closure=$(ldd "$build/bin/$program")
+  if grep -q 'not found' <<<"$closure"; then
+    grep 'not found' <<<"$closure" >&2
+    die "$program lacks libraries" "scripts/deps.sh"
+  fi
+  while read -r library; do
+    cp -nL "$library" "$dir/lib/"
+  done < <(sed -nE 's/^[[:space:]]+(.* => )?(\/[^ ]+) \(.*/\2/p' <<<"$closure")
+  loader=$(basename "$(sed -nE 's/^[[:space:]]+(\/[^ ]*ld-linux[^ ]*) \(.*/\1/p' <<<"$closure")")
+done
+[ -n "$loader" ] && [ -e "$dir/lib/$loader" ] || die "the loader of $build/bin was not found"
+
+# The agent looks for the engine beside the running program, which is the loader: hence the second copy of that wrapper.
+for wrapper in "${programs[@]}" lib/glm53-engine; do
+  up=$([ "$wrapper" = lib/glm53-engine ] && echo /.. || true)
+  cat >"$dir/$wrapper" <<SH
+#!/bin/sh
+here=\$(dirname "\$(readlink -f "\$0")")$up
+exec "\$here/lib/$loader" --library-path "\$here/lib" "\$here/libexec/$(basename "$wrapper")" "\$@"
+SH
+  chmod +x "$dir/$wrapper"
+done
+[ "$models" = 0 ] || cp -r models "$dir/models"
+note "$(du -sh "$dir" | cut -f1) in $dir: $(find "$dir/lib" -type f | wc -l) libraries; run $dir/glm53ctl"
+
+[ "$check" = 1 ] || exit 0
+say "check: the programs with nothing but the bundle"
+for program in "${programs[@]}"; do
+  if [ "$(id -u)" = 0 ] && chroot "$dir" "/lib/$loader" --library-path /lib /libexec/glm53ctl --version >/dev/null 2>&1; then
+    where="an empty root"
+    out=$(env -i "$(command -v chroot)" "$dir" "/lib/$loader" --library-path /lib "/libexec/$program" --version 2>&1) ||
+      die "$program does not run in an empty root: $out"
+  else
+    where="its folder"
+    out=$(cd "$dir/lib" && env -i "$dir/lib/$loader" --library-path "$dir/lib" "$dir/libexec/$program" --version 2>&1) ||
+      die "$program does not run: $out"
+    foreign=$("$dir/lib/$loader" --library-path "$dir/lib" --list "$dir/libexec/$program" | grep '=> /' | grep -v "=> $dir/" || true)
+    [ -z "$foreign" ] || die "$program uses libraries outside the bundle: $foreign"
+  fi
+  note "$program runs in $where: $(head -n 1 <<<"$out")"
+done

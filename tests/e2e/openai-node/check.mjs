@@ -1,0 +1,86 @@
+// node check.mjs NAME BASE_URL KEY: one check with the official client; exit 0 when it held.
+import assert from 'node:assert/strict';
+import OpenAI from 'openai';
+
+const [name, baseURL, apiKey] = process.argv.slice(2);
+const client = new OpenAI({ baseURL, apiKey, maxRetries: 0, timeout: 60_000 });
+const model = 'glm53-tiny';
+const messages = [{ role: 'user', content: 'Hello!' }];
+const plain = { model, messages, temperature: 0, max_tokens: 50, chat_template_kwargs: { enable_thinking: false } };
+const greeting = 'Hello! How can I help you today?';
+
+async function refused(status, type, call) {
+  await assert.rejects(call, (error) => {
+    assert.ok(error instanceof type, `${error.constructor.name}: ${error.message}`);
+    assert.equal(error.status, status);
+    assert.ok(error.message.length > 10);
+    return true;
+  });
+}
+
+const checks = {
+  async chat() {
+    const answer = await client.chat.completions.create(plain);
+    assert.equal(answer.object, 'chat.completion');
+    assert.equal(answer.choices[0].message.role, 'assistant');
+    assert.equal(answer.choices[0].message.content, greeting);
+    assert.equal(answer.choices[0].finish_reason, 'stop');
+    assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens);
+    assert.ok(answer.usage.completion_tokens > 5);
+  },
+  async stream() {
+    const stream = await client.chat.completions.create({ ...plain, stream: true, stream_options: { include_usage: true } });
+    let text = '', finish = null, usage = null, pieces = 0;
+    for await (const chunk of stream) {
+      assert.equal(chunk.object, 'chat.completion.chunk');
+      usage = chunk.usage ?? usage;
+      const choice = chunk.choices[0];
+      if (!choice) continue;
+      if (choice.delta.content) pieces += 1;
+      text += choice.delta.content ?? '';
+      finish = choice.finish_reason ?? finish;
+    }
+    assert.equal(text, greeting);
+    assert.equal(finish, 'stop');
+    assert.ok(pieces > 3);
+    assert.ok(usage.completion_tokens > 5);
+  },
+  async abort() {
+    const stream = await client.chat.completions.create({
+      ...plain, messages: [{ role: 'user', content: 'Count from 1 to 60.' }], max_tokens: 400, stream: true,
+    });
+    for await (const chunk of stream) {
+      if (chunk.choices[0]?.delta?.content) break;
+    }
+    stream.controller.abort();
+    const answer = await client.chat.completions.create(plain);
+    assert.equal(answer.choices[0].message.content, greeting);
+  },
+  async models() {
+    const list = await client.models.list();
+    assert.deepEqual(list.data.map((m) => m.id), [model]);
+    assert.equal((await client.models.retrieve(model)).id, model);
+  },
+  async completion() {
+    const answer = await client.completions.create({ model, prompt: 'Once upon a time', max_tokens: 8, temperature: 0 });
+    assert.equal(answer.object, 'text_completion');
+    assert.ok(answer.choices[0].text.length > 0);
+    assert.equal(answer.choices[0].finish_reason, 'length');
+  },
+  async 401() {
+    const stranger = new OpenAI({ baseURL, apiKey: 'wrong', maxRetries: 0 });
+    await refused(401, OpenAI.AuthenticationError, stranger.chat.completions.create(plain));
+    await refused(401, OpenAI.AuthenticationError, stranger.models.list());
+  },
+  async 404() {
+    await refused(404, OpenAI.NotFoundError, client.chat.completions.create({ ...plain, model: 'no-such-model' }));
+  },
+  async 400() {
+    await refused(400, OpenAI.BadRequestError, client.chat.completions.create({ ...plain, messages: [] }));
+    await refused(400, OpenAI.BadRequestError, client.chat.completions.create({ ...plain, temperature: 'hot' }));
+    await refused(400, OpenAI.BadRequestError, client.chat.completions.create({ ...plain, messages: [{ role: 'boss', content: 'x' }] }));
+  },
+};
+
+assert.ok(checks[name], `no check is called ${name}`);
+await checks[name]();
