@@ -6,8 +6,8 @@
 #include <poll.h>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <unistd.h>
+#include <utility>
 
 #include <sys/socket.h>
 
