@@ -185,7 +185,7 @@ Tensor SafetensorsFile::view(std::string_view name) const {
   if (info.shape.size() > kMaxRank)
     throw Error(Code::weights,
                 cat(impl_->path, ": tensor ", name, " has ", info.shape.size(), " dimensions, at most 4"));
-  if (reinterpret_cast<uintptr_t>(data.data()) % size_of(info.dtype) != 0)
+  if (!data.empty() && reinterpret_cast<uintptr_t>(data.data()) % size_of(info.dtype) != 0)
     throw Error(Code::weights, cat(impl_->path, ": tensor ", name, " is not aligned to its element"),
                 "copy its bytes instead of viewing them");
   // Tensor has no read-only form; the map is read-only, so a write through the view faults.
