@@ -27,7 +27,8 @@ Reason reason_of(const ObservedProcess& p) {
   } else if (!p.end->code) {
     reason = {Cause::lost, 0, cat(who, " ended while nobody watched it")};
   } else {
-    reason = {Cause::exited, *p.end->code, cat(who, " exited with ", *p.end->code, " (", describe_exit(*p.end->code, 0), ")")};
+    reason = {Cause::exited, *p.end->code,
+              cat(who, " exited with ", *p.end->code, " (", describe_exit(*p.end->code, 0), ")")};
   }
   if (!p.last_error.empty()) reason.text += ": " + p.last_error;
   return reason;
@@ -43,7 +44,7 @@ Ms restart_delay(int failures_in_series) {
 }
 
 Verdict judge(std::span<const PastEnd> ends, Time changed_at, int max_restarts) {
-  std::vector<const PastEnd*> failures;   // newest first
+  std::vector<const PastEnd*> failures;  // newest first
   for (auto it = ends.rbegin(); it != ends.rend() && it->at >= changed_at; ++it) {
     if (it->cause != Cause::requested) failures.push_back(&*it);
   }
@@ -61,7 +62,8 @@ Verdict judge(std::span<const PastEnd> ends, Time changed_at, int max_restarts) 
     verdict.reason = cat("the canary failed twice: ", last.reason);
     return verdict;
   }
-  const auto within = std::count_if(failures.begin(), failures.end(), [&](const PastEnd* e) { return e->at > last.at - kHour; });
+  const auto within =
+      std::count_if(failures.begin(), failures.end(), [&](const PastEnd* e) { return e->at > last.at - kHour; });
   if (within > max_restarts) {
     verdict.blocked = true;
     verdict.reason = cat("crash loop, ", static_cast<int64_t>(within), " ends within an hour: ", last.reason);

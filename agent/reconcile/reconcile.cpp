@@ -9,11 +9,13 @@
 namespace glm53::reconcile {
 namespace {
 
-constexpr std::array<std::string_view, 11> kActions{"none",       "backoff", "clean",     "start_api", "stop_api", "start_rank",
-                                                    "wait_ready", "warm_up", "open_gate", "drain",     "stop_rank"};
+constexpr std::array<std::string_view, 11> kActions{"none",      "backoff",    "clean",      "start_api",
+                                                    "stop_api",  "start_rank", "wait_ready", "warm_up",
+                                                    "open_gate", "drain",      "stop_rank"};
 constexpr std::array<std::string_view, 8> kCauses{"none",    "exited",  "killed", "lost",
                                                   "stalled", "timeout", "canary", "requested"};
-constexpr std::array<std::string_view, 7> kStates{"down", "preparing", "loading", "warming", "up", "draining", "failed"};
+constexpr std::array<std::string_view, 7> kStates{"down", "preparing", "loading", "warming",
+                                                  "up",   "draining",  "failed"};
 
 /// More starts of the API process than this within a minute, and further ones wait.
 constexpr int kApiBurst = 5;
@@ -65,7 +67,8 @@ class Planner {
  private:
   // ---- observation -------------------------------------------------------------------------------------------------
   const ObservedNode* node_named(const std::string& name) const {
-    const auto it = std::find_if(o_.nodes.begin(), o_.nodes.end(), [&](const ObservedNode& n) { return n.name == name; });
+    const auto it =
+        std::find_if(o_.nodes.begin(), o_.nodes.end(), [&](const ObservedNode& n) { return n.name == name; });
     return it == o_.nodes.end() ? nullptr : &*it;
   }
 
@@ -107,8 +110,8 @@ class Planner {
   }
   std::string api_end_text() const {
     const ObservedProcess& a = *api();
-    return cat("the API process exited with ", a.end->code.value_or(0), " (", describe_exit(a.end->code.value_or(0), 0), ")",
-               a.last_error.empty() ? "" : ": " + a.last_error);
+    return cat("the API process exited with ", a.end->code.value_or(0), " (", describe_exit(a.end->code.value_or(0), 0),
+               ")", a.last_error.empty() ? "" : ": " + a.last_error);
   }
   bool all(RankState state) const {
     // While a node is unknown a generation that was ready stays so.
@@ -174,7 +177,8 @@ class Planner {
     if (auto reason = earliest_reason(ended)) return reason;
     // Asked to stop by an action whose record was lost.
     if (!ended.empty()) return Reason{Cause::lost, 0, cat("rank", ended.front().rank, " was stopped")};
-    // Ranks start from the highest; a gap above a started one, or anything missing once it was up, is a rank that vanished with its node.
+    // Ranks start from the highest; a gap above a started one, or anything missing once it was up, is a rank that
+    // vanished with its node.
     for (size_t r = 0; r < ranks_.size(); ++r) {
       if (ranks_[r].state != RankState::not_started) continue;
       const bool lower_started = std::any_of(ranks_.begin(), ranks_.begin() + static_cast<std::ptrdiff_t>(r),
@@ -412,7 +416,8 @@ class Planner {
   ClusterView cluster_without_generation(const Verdict& verdict) const {
     if (!w_.running) {
       const bool anything = std::any_of(o_.nodes.begin(), o_.nodes.end(), [](const ObservedNode& n) {
-        return n.reachable && std::any_of(n.processes.begin(), n.processes.end(), [](const ObservedProcess& p) { return !p.end; });
+        return n.reachable &&
+               std::any_of(n.processes.begin(), n.processes.end(), [](const ObservedProcess& p) { return !p.end; });
       });
       return {anything ? ClusterState::draining : ClusterState::down, anything ? "processes are stopping" : ""};
     }
@@ -420,7 +425,8 @@ class Planner {
     if (!o_.nodes.empty() && api_failed_for_good()) return {ClusterState::failed, api_end_text()};
     if (verdict.not_before && now_ < *verdict.not_before) {
       return {ClusterState::preparing,
-              cat("next start in ", std::chrono::ceil<std::chrono::seconds>(*verdict.not_before - now_).count(), " s after: ", verdict.reason)};
+              cat("next start in ", std::chrono::ceil<std::chrono::seconds>(*verdict.not_before - now_).count(),
+                  " s after: ", verdict.reason)};
     }
     const std::string text = unreachable_text();
     return {ClusterState::preparing, text.empty() ? "starting" : text};
@@ -436,9 +442,15 @@ class Planner {
 
 }  // namespace
 
-std::string_view name(ActionKind kind) { return kActions[static_cast<size_t>(kind)]; }
-std::string_view name(Cause cause) { return kCauses[static_cast<size_t>(cause)]; }
-std::string_view name(ClusterState state) { return kStates[static_cast<size_t>(state)]; }
+std::string_view name(ActionKind kind) {
+  return kActions[static_cast<size_t>(kind)];
+}
+std::string_view name(Cause cause) {
+  return kCauses[static_cast<size_t>(cause)];
+}
+std::string_view name(ClusterState state) {
+  return kStates[static_cast<size_t>(state)];
+}
 
 Cause parse_cause(std::string_view text) {
   const auto it = std::find(kCauses.begin(), kCauses.end(), text);

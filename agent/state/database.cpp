@@ -1,17 +1,16 @@
 #include "agent/state/database.h"
 
+#include <chrono>
 #include <fcntl.h>
+#include <filesystem>
 #include <sqlite3.h>
+#include <system_error>
 #include <unistd.h>
 
 #include <SQLiteCpp/Database.h>
 #include <SQLiteCpp/Exception.h>
 #include <SQLiteCpp/Statement.h>
 #include <SQLiteCpp/Transaction.h>
-
-#include <chrono>
-#include <filesystem>
-#include <system_error>
 
 #include "common/error.h"
 #include "common/log.h"
@@ -112,7 +111,8 @@ DirectoryLock DirectoryLock::acquire(const std::string& dir) {
                 "stop that agent or set another paths.state");
   }
   const std::string pid = cat(getpid(), "\n");
-  if (ftruncate(fd->get(), 0) != 0 || pwrite(fd->get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+  if (ftruncate(fd->get(), 0) != 0 ||
+      pwrite(fd->get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
     throw_errno(Code::unavailable, "cannot write " + path);
   }
   return DirectoryLock(std::move(*fd));

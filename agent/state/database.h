@@ -41,8 +41,8 @@ class DirectoryLock {
 /// An open, migrated database. Thread-safe: every access holds its mutex.
 class Database {
  public:
-  /// Opens `dir`/state.db. A damaged file is moved to state.db.corrupt-<time> and a new one is made. Throws Error(unavailable) when its schema is
-  /// newer than this program's, or the folder cannot be written.
+  /// Opens `dir`/state.db. A damaged file is moved to state.db.corrupt-<time> and a new one is made. Throws
+  /// Error(unavailable) when its schema is newer than this program's, or the folder cannot be written.
   static std::unique_ptr<Database> open(const std::string& dir, std::span<const Migration> steps = migrations());
   ~Database();
   Database(const Database&) = delete;

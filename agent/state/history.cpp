@@ -1,9 +1,9 @@
 #include "agent/state/history.h"
 
+#include <algorithm>
+
 #include <SQLiteCpp/Database.h>
 #include <SQLiteCpp/Statement.h>
-
-#include <algorithm>
 
 #include "agent/state/operations.h"
 #include "common/strings.h"
@@ -11,7 +11,9 @@
 namespace glm53::state {
 namespace {
 
-int64_t i64(uint64_t v) { return static_cast<int64_t>(v); }
+int64_t i64(uint64_t v) {
+  return static_cast<int64_t>(v);
+}
 
 void run(Database& db, const char* what, const char* sql, const std::function<void(SQLite::Statement&)>& bind) {
   db.use(what, [&](SQLite::Database& connection) {
@@ -80,6 +82,9 @@ void Processes::save(const ProcessRow& row) {
 std::vector<ProcessRow> Processes::current() {
   std::vector<ProcessRow> rows;
   db_.use("reading processes", [&](SQLite::Database& db) {
+    SQLite::Statement forget(db, "DELETE FROM process WHERE ended_at IS NOT NULL AND ended_at<?");
+    forget.bind(1, now_ms() - Events::kMaxAge);
+    forget.exec();
     SQLite::Statement q(db,
                         "SELECT name, generation, boot_id, pid, start_ticks, admin_socket, config_hash, phase, ready, "
                         "stop_requested, started_at, coalesce(ended_at,0), exit_code, coalesce(exit_signal,0), "
@@ -170,12 +175,29 @@ void Generations::mark_ending(uint64_t n, const std::string& cause, int exit_cod
       });
 }
 
-void Generations::mark_ended(uint64_t n, TimeMs now) {
-  run(db_, "recording a generation", "UPDATE generation SET ended_at=? WHERE n=? AND ended_at IS NULL",
+void Generations::mark_ended(uint64_t n, const std::string& cause, int exit_code, const std::string& reason,
+                             TimeMs now) {
+  run(db_, "recording a generation",
+      "UPDATE generation SET ended_at=?, ending_at=coalesce(ending_at,?), cause=?, exit_code=?, end_reason=? "
+      "WHERE n=? AND ended_at IS NULL",
       [&](SQLite::Statement& s) {
         s.bind(1, now);
-        s.bind(2, i64(n));
+        s.bind(2, now);
+        s.bind(3, cause);
+        s.bind(4, exit_code);
+        s.bind(5, reason);
+        s.bind(6, i64(n));
       });
+}
+
+int64_t Generations::automatic_since(TimeMs since) {
+  int64_t count = 0;
+  db_.use("counting generations", [&](SQLite::Database& db) {
+    SQLite::Statement q(db, "SELECT count(*) FROM generation WHERE automatic=1 AND started_at>=?");
+    q.bind(1, since);
+    if (q.executeStep()) count = q.getColumn(0).getInt64();
+  });
+  return count;
 }
 
 std::optional<GenerationRow> Generations::last() {
@@ -187,10 +209,11 @@ std::optional<GenerationRow> Generations::last() {
 std::vector<GenerationRow> Generations::recent(int limit) {
   std::vector<GenerationRow> rows;
   db_.use("reading generations", [&](SQLite::Database& db) {
-    SQLite::Statement q(db,
-                        "SELECT n, config_json, config_hash, automatic, started_at, coalesce(ready_at,0), coalesce(up_at,0), "
-                        "coalesce(ending_at,0), coalesce(ended_at,0), coalesce(cause,''), coalesce(exit_code,0), "
-                        "coalesce(end_reason,'') FROM generation ORDER BY n DESC LIMIT ?");
+    SQLite::Statement q(
+        db,
+        "SELECT n, config_json, config_hash, automatic, started_at, coalesce(ready_at,0), coalesce(up_at,0), "
+        "coalesce(ending_at,0), coalesce(ended_at,0), coalesce(cause,''), coalesce(exit_code,0), "
+        "coalesce(end_reason,'') FROM generation ORDER BY n DESC LIMIT ?");
     q.bind(1, limit);
     while (q.executeStep()) rows.push_back(read_generation(q));
   });

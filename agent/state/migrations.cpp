@@ -34,6 +34,8 @@ constexpr std::array kMigrations{Migration{1, kVersion1}};
 
 }  // namespace
 
-std::span<const Migration> migrations() { return kMigrations; }
+std::span<const Migration> migrations() {
+  return kMigrations;
+}
 
 }  // namespace glm53::state

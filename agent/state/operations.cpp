@@ -27,7 +27,9 @@ OperationRow read_row(SQLite::Statement& q) {
   return row;
 }
 
-int64_t number(const std::string& id) { return parse_operation_id(id).value_or(-1); }
+int64_t number(const std::string& id) {
+  return parse_operation_id(id).value_or(-1);
+}
 
 }  // namespace
 
@@ -104,9 +106,9 @@ int64_t Operations::begin_step(const std::string& id, const std::string& action,
     SQLite::Statement query(db, "SELECT coalesce(max(seq),0)+1 FROM operation_step WHERE operation=?");
     query.bind(1, number(id));
     seq = query.executeStep() ? query.getColumn(0).getInt64() : 1;
-    SQLite::Statement write(
-        db,
-        "INSERT INTO operation_step(operation, seq, action, node, detail, state, started_at) VALUES(?,?,?,?,?,'running',?)");
+    SQLite::Statement write(db,
+                            "INSERT INTO operation_step(operation, seq, action, node, detail, state, started_at) "
+                            "VALUES(?,?,?,?,?,'running',?)");
     write.bind(1, number(id));
     write.bind(2, seq);
     write.bind(3, action);
@@ -121,7 +123,8 @@ int64_t Operations::begin_step(const std::string& id, const std::string& action,
 void Operations::end_step(const std::string& id, int64_t seq, const std::string& error, TimeMs now) {
   db_.use("recording an action", [&](SQLite::Database& db) {
     SQLite::Statement write(
-        db, "UPDATE operation_step SET state=?, finished_at=?, error=? WHERE operation=? AND seq=? AND state='running'");
+        db,
+        "UPDATE operation_step SET state=?, finished_at=?, error=? WHERE operation=? AND seq=? AND state='running'");
     write.bind(1, error.empty() ? "done" : "failed");
     write.bind(2, now);
     write.bind(3, error);
@@ -143,9 +146,10 @@ void Operations::interrupt_steps(TimeMs now) {
 std::vector<StepRow> Operations::steps(const std::string& id) {
   std::vector<StepRow> rows;
   db_.use("reading actions", [&](SQLite::Database& db) {
-    SQLite::Statement query(db,
-                            "SELECT seq, action, node, detail, state, started_at, coalesce(finished_at,0), coalesce(error,'') "
-                            "FROM operation_step WHERE operation=? ORDER BY seq");
+    SQLite::Statement query(
+        db,
+        "SELECT seq, action, node, detail, state, started_at, coalesce(finished_at,0), coalesce(error,'') "
+        "FROM operation_step WHERE operation=? ORDER BY seq");
     query.bind(1, number(id));
     while (query.executeStep()) {
       rows.push_back({query.getColumn(0).getInt64(), query.getColumn(1).getString(), query.getColumn(2).getString(),

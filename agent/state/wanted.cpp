@@ -1,9 +1,9 @@
 #include "agent/state/wanted.h"
 
+#include <algorithm>
+
 #include <SQLiteCpp/Database.h>
 #include <SQLiteCpp/Statement.h>
-
-#include <algorithm>
 
 namespace glm53::state {
 
@@ -29,9 +29,10 @@ void Meta::set(const std::string& key, const std::string& value) {
 WantedRow WantedStore::get() {
   WantedRow row;
   db_.use("reading wanted", [&](SQLite::Database& db) {
-    SQLite::Statement query(db,
-                            "SELECT running, config_json, config_hash, settings_json, min_generation, drain_ms, changed_at, "
-                            "coalesce(operation,'') FROM wanted WHERE id=1");
+    SQLite::Statement query(
+        db,
+        "SELECT running, config_json, config_hash, settings_json, min_generation, drain_ms, changed_at, "
+        "coalesce(operation,'') FROM wanted WHERE id=1");
     if (!query.executeStep()) return;
     row.running = query.getColumn(0).getInt() != 0;
     row.config_json = query.getColumn(1).getString();

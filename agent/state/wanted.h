@@ -19,16 +19,17 @@ class Meta {
   Database& db_;
 };
 
-/// The operator's wish, with the effective configuration it was made with: an automatic restart uses the same one, whatever the file says by then.
+/// The operator's wish, with the effective configuration it was made with: an automatic restart uses the same one,
+/// whatever the file says by then.
 struct WantedRow {
   bool running = false;
-  std::string config_json = "{}";    ///< effective cluster settings, flat
+  std::string config_json = "{}";  ///< effective cluster settings, flat
   std::string config_hash;
   std::string settings_json = "{}";  ///< the operator's --set values
   uint64_t min_generation = 0;       ///< ranks of older generations are to be replaced (restart)
   int64_t drain_ms = 30000;
   TimeMs changed_at = 0;
-  std::string operation;             ///< "op-7", the operation that set it
+  std::string operation;  ///< "op-7", the operation that set it
 };
 class WantedStore {
  public:
@@ -40,7 +41,8 @@ class WantedStore {
   Database& db_;
 };
 
-/// The right to command the cluster. Its epoch goes up with every agent that takes it, and with every command to a worker (fencing).
+/// The right to command the cluster. Its epoch goes up with every agent that takes it, and with every command to a
+/// worker (fencing).
 struct LeaseRow {
   uint64_t epoch = 0;
   std::string holder, boot_id;

@@ -10,6 +10,8 @@ class ForkLauncher final : public Launcher {
 
 }  // namespace
 
-std::unique_ptr<Launcher> make_fork_launcher() { return std::make_unique<ForkLauncher>(); }
+std::unique_ptr<Launcher> make_fork_launcher() {
+  return std::make_unique<ForkLauncher>();
+}
 
 }  // namespace glm53::supervise

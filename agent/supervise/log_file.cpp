@@ -1,14 +1,14 @@
 #include "agent/supervise/log_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <fcntl.h>
 #include <filesystem>
 #include <system_error>
+#include <unistd.h>
+
+#include <sys/stat.h>
 
 #include "common/error.h"
 #include "common/strings.h"
@@ -21,7 +21,9 @@ constexpr size_t kChunk = 64 * 1024;
 /// Bytes a reader takes at a time, and the most a tail looks back within one piece.
 constexpr uint64_t kMostBytes = 4u << 20;
 
-std::string piece(const std::string& path, int n) { return n == 0 ? path : cat(path, ".", n); }
+std::string piece(const std::string& path, int n) {
+  return n == 0 ? path : cat(path, ".", n);
+}
 
 /// Copies from `from` until its end was reached; returns the bytes copied.
 uint64_t copy_all(int from, int to, const std::string& what) {

@@ -1,4 +1,5 @@
-// Log files of child processes: one a process and generation, `dir`/NAME/gen-N.log, with rotated pieces .1 (newest) to .8.
+// Log files of child processes: one a process and generation, `dir`/NAME/gen-N.log, with rotated pieces .1 (newest) to
+// .8.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,9 @@ std::string log_path(const std::string& dir, std::string_view process, uint64_t 
 UniqueFd open_log(const std::string& path);
 /// Size of the live file; 0 when it is missing.
 uint64_t log_size(const std::string& path);
-/// Copies the live file to piece 1 (older pieces move up, the oldest goes) and truncates it, when it is larger than `max_bytes`. True if it did.
-/// The writer keeps its descriptor. Throws Error(unavailable); the live file is then as it was.
+/// Copies the live file to piece 1 (older pieces move up, the oldest goes) and truncates it, when it is larger than
+/// `max_bytes`. True if it did. The writer keeps its descriptor. Throws Error(unavailable); the live file is then as it
+/// was.
 bool rotate_log(const std::string& path, uint64_t max_bytes);
 /// Generations that have a log, ascending.
 std::vector<uint64_t> log_generations(const std::string& dir, std::string_view process);

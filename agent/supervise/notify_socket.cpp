@@ -1,13 +1,13 @@
 #include "agent/supervise/notify_socket.h"
 
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <unistd.h>
-
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <unistd.h>
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 
 #include "common/error.h"
 #include "common/strings.h"
@@ -41,6 +41,8 @@ std::optional<std::string> NotifySocket::receive() {
   return std::string(buffer.data(), static_cast<size_t>(n));
 }
 
-void NotifySocket::remove() noexcept { ::unlink(path_.c_str()); }
+void NotifySocket::remove() noexcept {
+  ::unlink(path_.c_str());
+}
 
 }  // namespace glm53::supervise

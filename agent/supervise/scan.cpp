@@ -1,9 +1,8 @@
 #include "agent/supervise/scan.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <system_error>
+#include <unistd.h>
 
 #include "common/error.h"
 #include "common/strings.h"
@@ -16,7 +15,7 @@ std::optional<std::string> notify_socket_of(pid_t pid) {
   try {
     environment = read_file(cat("/proc/", pid, "/environ"), 1u << 20);
   } catch (const Error&) {
-    return std::nullopt;   // of another user, or gone
+    return std::nullopt;  // of another user, or gone
   }
   constexpr std::string_view kVariable = "NOTIFY_SOCKET=";
   for (const std::string& entry : split(environment, '\0')) {
@@ -49,7 +48,7 @@ std::vector<FoundProcess> find_processes(const std::string& run_dir) {
     const auto number = parse_int(entry.path().filename().string());
     if (!number || *number <= 1) continue;
     const auto pid = static_cast<pid_t>(*number);
-    if (::getsid(pid) != pid) continue;   // a child of a child inherits the variable
+    if (::getsid(pid) != pid) continue;  // a child of a child inherits the variable
     const auto socket = notify_socket_of(pid);
     const auto named = socket ? parse_notify_path(run_dir, *socket) : std::nullopt;
     const auto id = named ? identify(pid) : std::nullopt;

@@ -1,16 +1,16 @@
 #include "agent/supervise/supervisor.h"
 
-#include <poll.h>
-#include <signal.h>
-#include <sys/eventfd.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <poll.h>
 #include <set>
+#include <signal.h>
 #include <system_error>
+#include <unistd.h>
+
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
 
 #include "agent/supervise/log_file.h"
 #include "agent/supervise/scan.h"
@@ -35,7 +35,9 @@ int64_t now_ms() {
   return std::chrono::duration_cast<Ms>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-UniqueFd open_pidfd(pid_t pid) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
+UniqueFd open_pidfd(pid_t pid) {
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
 
 }  // namespace
 
@@ -49,9 +51,13 @@ Supervisor::Supervisor(SupervisorOptions options, ProcessStore& store, std::uniq
 }
 
 Supervisor::~Supervisor() {
+  pause();
+}
+
+void Supervisor::pause() {
   stopping_ = true;
   wake();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Supervisor::wake() noexcept {
@@ -206,9 +212,18 @@ std::vector<ProcessView> Supervisor::snapshot() const {
 }
 
 void Supervisor::touch(const std::string& name, uint64_t generation) {
-  const std::lock_guard lock(mutex_);
-  const auto it = entries_.find({name, generation});
-  if (it != entries_.end()) it->second.heard = steady_clock::now();
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = entries_.find({name, generation});
+    if (it == entries_.end() || it->second.view.ended_at != 0) return;
+    Entry& entry = it->second;
+    entry.heard = steady_clock::now();
+    if (entry.view.ready || !entry.view.adopted) return;
+    entry.view.ready = true;
+    entry.view.phase = Phase::ready;
+    save(entry);
+  }
+  options_.on_change();
 }
 
 void Supervisor::set_log_limits(uint64_t max_bytes, int keep_generations) {
@@ -273,7 +288,7 @@ void Supervisor::check(Entry& entry, Steady now, bool& changed) {
   }()
                                 : !alive(entry.view.id);
   if (gone) {
-    receive(entry, now, changed);   // what it said last
+    receive(entry, now, changed);  // what it said last
     collect_end(entry, changed);
     return;
   }

@@ -24,19 +24,20 @@ using Ms = std::chrono::milliseconds;
 
 /// What is remembered of a process over the agent's own end.
 struct ProcessRecord {
-  std::string name;                 ///< "rank0", "api"
+  std::string name;  ///< "rank0", "api"
   uint64_t generation = 0;
-  ProcessId id;                     ///< pid 0: could not be started
+  ProcessId id;  ///< pid 0: could not be started
   std::string admin_socket, config_hash;
   Phase phase = Phase::exec;
   bool ready = false, stop_requested = false;
-  int64_t started_at = 0;           ///< ms since the epoch
-  int64_t ended_at = 0;             ///< 0: it runs
-  std::optional<int> exit_code;     ///< of an ended one; empty with signal 0: nobody could collect it
+  int64_t started_at = 0;        ///< ms since the epoch
+  int64_t ended_at = 0;          ///< 0: it runs
+  std::optional<int> exit_code;  ///< of an ended one; empty with signal 0: nobody could collect it
   int exit_signal = 0;
-  std::string last_error;           ///< X_GLM53_ERROR, or why it could not be started
+  std::string last_error;  ///< X_GLM53_ERROR, or why it could not be started
 };
-/// Where records are kept. Called by the supervisor's thread and by callers of start() and stop(); exceptions are logged.
+/// Where records are kept. Called by the supervisor's thread and by callers of start() and stop(); exceptions are
+/// logged.
 class ProcessStore {
  public:
   virtual ~ProcessStore() = default;
@@ -48,8 +49,8 @@ class ProcessStore {
 struct ProcessView : ProcessRecord {
   std::optional<std::pair<uint64_t, uint64_t>> progress;
   std::string status;
-  Ms silent_for{0};                 ///< since the last sign of life
-  Ms extended_for{0};               ///< it asked for that much more time
+  Ms silent_for{0};    ///< since the last sign of life
+  Ms extended_for{0};  ///< it asked for that much more time
   bool adopted = false;
 };
 
@@ -57,8 +58,8 @@ struct StartSpec {
   std::string name;
   uint64_t generation = 0;
   std::vector<std::string> argv;
-  std::map<std::string, std::string> env;   ///< NOTIFY_SOCKET is added
-  std::string config;                       ///< JSON on descriptor 3
+  std::map<std::string, std::string> env;  ///< NOTIFY_SOCKET is added
+  std::string config;                      ///< JSON on descriptor 3
   std::string admin_socket, config_hash;
 };
 
@@ -78,17 +79,21 @@ class Supervisor {
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  /// Takes over what earlier agents left running and removes the sockets of what is gone. Once, before anything is started.
+  /// Takes over what earlier agents left running and removes the sockets of what is gone. Once, before anything is
+  /// started.
   void adopt();
-  /// Starts a process; if one of that name and generation exists (running or ended) nothing happens. A program that cannot be started is
-  /// recorded as ended with the exit code of the error.
+  /// Starts a process; if one of that name and generation exists (running or ended) nothing happens. A program that
+  /// cannot be started is recorded as ended with the exit code of the error.
   void start(const StartSpec& spec);
   /// SIGTERM now, SIGKILL after `grace`. Does nothing when it is gone or was asked before with an earlier deadline.
   void stop(const std::string& name, uint64_t generation, Ms grace);
   /// Running ones and the newest of every name, by name and generation.
   std::vector<ProcessView> snapshot() const;
-  /// A sign of life that came by another way than a notice (an answer on its admin socket).
+  /// A sign of life that came by another way than a notice: an answer on its admin socket. An adopted process that
+  /// answers is ready.
   void touch(const std::string& name, uint64_t generation);
+  /// Ends the thread: nothing is watched and on_change is not called any more. Processes are left alone.
+  void pause();
   void set_log_limits(uint64_t max_bytes, int keep_generations);
 
  private:
@@ -121,8 +126,8 @@ class Supervisor {
   ProcessStore& store_;
   std::unique_ptr<Launcher> launcher_;
   mutable std::mutex mutex_;
-  std::map<Key, Entry> entries_;    // guarded by mutex_
-  Steady logs_tended_{};            // only the thread
+  std::map<Key, Entry> entries_;  // guarded by mutex_
+  Steady logs_tended_{};          // only the thread
   UniqueFd wake_fd_;
   std::atomic<bool> stopping_{false};
   std::thread thread_;

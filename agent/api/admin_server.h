@@ -1,0 +1,78 @@
+// The admin REST API (docs/admin-api.md).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "agent/api/config_file.h"
+#include "agent/api/driver.h"
+#include "agent/api/fence.h"
+#include "agent/api/journal.h"
+#include "agent/api/local_node.h"
+#include "agent/api/streams.h"
+#include "common/http_server.h"
+
+namespace glm53::agent {
+
+/// What the routes work on. `driver` is null on a worker, `fence` on a head.
+struct AdminContext {
+  const AgentSettings& settings;
+  ConfigFile& file;
+  LocalNode& node;
+  Journal& journal;
+  Streams& streams;
+  Driver* driver = nullptr;
+  Fence* fence = nullptr;
+  std::string database_moved_to;
+  /// A worker was given a rank's configuration (its limits apply from now on).
+  std::function<void(const std::string& config_json)> on_rank_config = [](const std::string&) {};
+};
+
+class AdminServer {
+ public:
+  explicit AdminServer(AdminContext context);
+  ~AdminServer();
+  /// Throws Error(busy) when an address is in use.
+  void listen();
+  /// Port of the TCP address; 0 without one.
+  uint16_t port() const { return port_; }
+  void start();
+  void stop();
+
+ private:
+  using Reply = std::shared_ptr<HttpReply>;
+  void add_routes();
+  void route(const char* method, const std::string& path, HttpHandler handler);
+  void put_wanted(const HttpRequest& request, const Reply& reply);
+  void get_operation(const HttpRequest& request, const Reply& reply);
+  void get_events(const HttpRequest& request, const Reply& reply);
+  void get_logs(const HttpRequest& request, const Reply& reply);
+  void agent_log(int lines, bool follow, const Reply& reply);
+  void worker_log(const HttpRequest& request, const Reply& reply);
+  void get_config(const Reply& reply);
+  void check_config(const HttpRequest& request, const Reply& reply);
+  void node_action(const HttpRequest& request, const Reply& reply);
+  void get_node(const HttpRequest& request, const Reply& reply);
+  void get_status(const Reply& reply);
+  bool is_remote(const std::string& node, const std::string& process);
+
+  struct Proxy {
+    std::shared_ptr<std::atomic<bool>> done;
+    std::thread thread;
+  };
+  AdminContext context_;
+  std::unique_ptr<HttpServer> server_;
+  uint16_t port_ = 0;
+  std::atomic<bool> stopping_{false};
+  std::mutex proxies_mutex_;
+  std::vector<Proxy> proxies_;  // guarded by proxies_mutex_
+};
+
+/// {"error":{"code","message","remedy"}} with the status of the code.
+HttpResponse error_response(const std::exception& error);
+
+}  // namespace glm53::agent
