@@ -78,7 +78,7 @@ TempDir::~TempDir() {
 }
 
 std::string program(const std::string& name) {
-  return name == "fake_rank" ? cat(GLM53_BINARY_DIR, "/tests/tools/fake_rank") : cat(GLM53_BINARY_DIR, "/bin/", name);
+  return name == "fake_rank" ? cat(GLM53_BINARY_DIR, "/tests/fake_rank") : cat(GLM53_BINARY_DIR, "/bin/", name);
 }
 
 std::string source_dir() {
