@@ -170,6 +170,10 @@ TEST_CASE("8-bit scales are what the spec says") {
   std::fill(key.begin(), key.end(), 0.0F);
   cache.write_pool_key(BlockId{1}, 1, key.data());
   CHECK(pool_scales[1] == std::ldexp(1.0F, -22));  // 1e-4 / 448
+  key[0] = 16.0F;
+  key[1] = 3.8125F;  // (16 + 3.8125) / √128 rounds to 1.75 = 448 / 256: a power of two already
+  cache.write_pool_key(BlockId{1}, 1, key.data());
+  CHECK(pool_scales[1] == 1.0F / 256.0F);
 }
 
 TEST_CASE("latent_write: padding, null blocks, the last block, and tables that are wrong") {
