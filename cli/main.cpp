@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "common/error.h"
 #include "common/json.h"
+#include "common/strings.h"
 #include "common/version.h"
 
 namespace {
@@ -110,6 +111,13 @@ int report(const Error& e, bool json) {
   return std::max(1, ctl_exit(e.code()));
 }
 
+Error unknown_command(const CLI::App& app, const std::string& word) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  const auto near = nearest(word, names);
+  return {Code::usage, cat("unknown command '", word, "'"), near ? cat("glm53ctl ", *near) : "glm53ctl --help"};
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"glm53ctl: operate a glm53 cluster through its agent"};
   app.set_version_flag("--version", std::string(version()));
@@ -125,6 +133,11 @@ int run(int argc, char** argv) {
   add_commands(app, options, chosen);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::RequiredError& e) {
+    // CLI11 only says that a command is missing, also when one was misspelt.
+    const auto rest = app.remaining();
+    if (rest.empty()) return app.exit(e) == 0 ? 0 : kUsage;
+    return report(unknown_command(app, rest.front()), options.global.json);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kUsage;
   }
