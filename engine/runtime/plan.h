@@ -16,24 +16,24 @@ struct SeqStep {
   uint64_t request = 0;
   SlotId slot = SlotId::none;
   Regime regime = Regime::chunk;
-  int32_t start = 0;                     ///< position of the first row
-  int16_t drafts = 0;                    ///< last rows that are drafts (window regime)
-  int16_t replay = 0;                    ///< records of the last window to commit first
-  std::vector<int32_t> tokens;           ///< empty: one token, still on the device
-  std::vector<BlockId> append;           ///< new entries of the sequence's block table
-  std::vector<std::pair<BlockId, BlockId>> copy;   ///< blocks to copy before the step (from, to)
-  SnapId restore = SnapId::none;         ///< snapshot to load into the slot first; none at start 0 = zero state
-  std::vector<std::pair<int32_t, SnapId>> exports; ///< (position, snapshot), at most two
-  int16_t logits = 0;                    ///< how many last rows need logits
+  int32_t start = 0;                              ///< position of the first row
+  int16_t drafts = 0;                             ///< last rows that are drafts (window regime)
+  int16_t replay = 0;                             ///< records of the last window to commit first
+  std::vector<int32_t> tokens;                    ///< empty: one token, still on the device
+  std::vector<BlockId> append;                    ///< new entries of the sequence's block table
+  std::vector<std::pair<BlockId, BlockId>> copy;  ///< blocks to copy before the step (from, to)
+  SnapId restore = SnapId::none;  ///< snapshot to load into the slot first; none at start 0 = zero state
+  std::vector<std::pair<int32_t, SnapId>> exports;  ///< (position, snapshot), at most two
+  int16_t logits = 0;                               ///< how many last rows need logits
   bool operator==(const SeqStep&) const = default;
 };
 
 struct StepPlan {
   uint64_t generation = 0, step = 0;
-  int32_t bucket = 0;                    ///< padded rows; 0 = as many as there are
-  std::vector<SeqStep> seqs;             ///< window sequences first
-  std::vector<std::pair<SlotId, int16_t>> flush;   ///< commit that many records before the step
-  std::vector<SlotId> release;           ///< slots whose sequence ended; their block tables are forgotten
+  int32_t bucket = 0;                             ///< padded rows; 0 = as many as there are
+  std::vector<SeqStep> seqs;                      ///< window sequences first
+  std::vector<std::pair<SlotId, int16_t>> flush;  ///< commit that many records before the step
+  std::vector<SlotId> release;                    ///< slots whose sequence ended; their block tables are forgotten
   bool operator==(const StepPlan&) const = default;
 };
 
@@ -48,16 +48,17 @@ struct SampledToken {
 };
 struct SeqResult {
   uint64_t request = 0;
-  std::vector<SampledToken> tokens;      ///< one per kept logit row: accepted drafts and the token behind them
+  std::vector<SampledToken> tokens;  ///< one per kept logit row: accepted drafts and the token behind them
   int16_t accepted = 0;
 };
 struct StepResult {
   uint64_t step = 0;
-  std::vector<SeqResult> seqs;           ///< only sequences that asked for logits
+  std::vector<SeqResult> seqs;  ///< only sequences that asked for logits
   double device_ms = 0;
 };
 
-/// Runs plans in order. ModelExecutor on every rank; a hash executor stands in for it in scheduler tests. At most two plans in flight.
+/// Runs plans in order. ModelExecutor on every rank; a hash executor stands in for it in scheduler tests. At most two
+/// plans in flight.
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -79,7 +80,7 @@ class TokenConstraint {
 struct DraftTraits {
   bool taps = false;
   int max_drafts = 0;
-  int warm_tokens = 0;   ///< context to rebuild after a restore
+  int warm_tokens = 0;  ///< context to rebuild after a restore
 };
 /// Proposes drafts (speculation; comes with its own implementations).
 class Drafter {

@@ -1,6 +1,6 @@
-// API process <-> rank 0: length-prefixed frames (u32 length, u8 kind, body) on a unix stream socket. The API process listens and is the
-// journal: it keeps each unfinished request and resubmits it to the next generation of ranks. Every frame is versioned by Hello, bounds-checked
-// and fuzzed.
+// API process <-> rank 0: length-prefixed frames (u32 length, u8 kind, body) on a unix stream socket. The API process
+// listens and is the journal: it keeps each unfinished request and resubmits it to the next generation of ranks. Every
+// frame is versioned by Hello, bounds-checked and fuzzed.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ inline constexpr size_t kMaxFrame = 64u << 20;
 
 struct SamplingParams {
   float temperature = 1, top_p = 1, min_p = 0, presence = 0, frequency = 0, repetition = 1;
-  int32_t top_k = 0;                   ///< 0 = off
+  int32_t top_k = 0;  ///< 0 = off
   int32_t max_tokens = 0, min_tokens = 0;
-  int32_t logprobs = -1;               ///< -1 none, else best N of each token
+  int32_t logprobs = -1;  ///< -1 none, else best N of each token
   bool ignore_eos = false;
-  std::vector<int32_t> stop_ids;       ///< end tokens of the request, besides the model's
+  std::vector<int32_t> stop_ids;  ///< end tokens of the request, besides the model's
   std::vector<std::pair<int32_t, float>> bias;
-  std::vector<int32_t> allowed;        ///< empty = all
+  std::vector<int32_t> allowed;  ///< empty = all
   bool operator==(const SamplingParams&) const = default;
 };
 
@@ -33,23 +33,24 @@ struct SamplingParams {
 struct Hello {
   uint32_t protocol = kProtocol;
   uint64_t generation = 0;
-  std::string model_digest;            ///< checkpoint and formats; a replay needs the same
+  std::string model_digest;  ///< checkpoint and formats; a replay needs the same
   int32_t vocab = 0, max_context = 0, max_seqs = 0;
   std::vector<int32_t> eos;
   bool operator==(const Hello&) const = default;
 };
-/// API -> rank 0. `emitted`: tokens already given to the client, when replayed after a restart; sampling continues behind them.
+/// API -> rank 0. `emitted`: tokens already given to the client, when replayed after a restart; sampling continues
+/// behind them.
 struct Submit {
   uint64_t id = 0;
   std::vector<int32_t> prompt, emitted;
-  uint64_t seed = 0;                   ///< resolved: never "none"
+  uint64_t seed = 0;  ///< resolved: never "none"
   int32_t priority = 0;
-  std::string salt, key;               ///< cache salt; fairness key
+  std::string salt, key;  ///< cache salt; fairness key
   bool cache_write = true;
-  std::vector<int32_t> boundaries;     ///< prompt positions where conversations branch
+  std::vector<int32_t> boundaries;  ///< prompt positions where conversations branch
   SamplingParams sampling;
   std::string grammar;
-  int64_t deadline_ms = 0;             ///< 0 = none
+  int64_t deadline_ms = 0;  ///< 0 = none
   bool operator==(const Submit&) const = default;
 };
 /// API -> rank 0: client gone, or stop string found (only `keep_tokens` of the output may be cached).
@@ -82,9 +83,9 @@ struct Stats {
   uint32_t running = 0, waiting = 0;
   uint32_t blocks_used = 0, blocks_total = 0, slots_used = 0, slots_total = 0;
   uint64_t prompt_tokens = 0, generated_tokens = 0;
-  uint32_t progress_age_ms = 0;        ///< since the step loop last turned
-  uint64_t memory_bytes = 0;           ///< resident size of rank 0
-  bool gate_open = false;              ///< false: only requests with key "canary" are admitted
+  uint32_t progress_age_ms = 0;  ///< since the step loop last turned
+  uint64_t memory_bytes = 0;     ///< resident size of rank 0
+  bool gate_open = false;        ///< false: only requests with key "canary" are admitted
   bool peers_alive = true;
   bool operator==(const Stats&) const = default;
 };
@@ -96,7 +97,8 @@ std::vector<std::byte> encode(const Message& message);
 /// Throws Error(corrupt).
 Message decode(std::span<const std::byte> frame);
 
-/// Frames on a connected stream socket. One writer thread and one reader thread at a time; throw Error(peer_lost) at the end of the stream.
+/// Frames on a connected stream socket. One writer thread and one reader thread at a time; throw Error(peer_lost) at
+/// the end of the stream.
 void send_frame(int fd, const Message& message);
 Message receive_frame(int fd);
 

@@ -1,0 +1,231 @@
+#include "engine/runtime/model_executor.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/error.h"
+#include "common/strings.h"
+
+namespace glm53 {
+namespace {
+
+[[noreturn]] void contradiction(const SeqStep& s, const std::string& what) {
+  throw Error(Code::corrupt, cat("plan for slot ", static_cast<int32_t>(s.slot), " at position ", s.start, ": ", what));
+}
+
+Tensor vector_of(std::vector<int32_t>& v, int n) {
+  return Tensor::of(v.data(), Dtype::i32, {n});
+}
+
+int32_t outermost(const Tensor& t) {
+  return t.empty() ? 0 : static_cast<int32_t>(t.dim(0));
+}
+
+}  // namespace
+
+ModelExecutor::ModelExecutor(Model& model, const Caches& caches, Ops& ops, SamplingTable* sampling)
+    : model_(model),
+      caches_(caches),
+      ops_(ops),
+      sampling_(sampling),
+      max_blocks_((model.limits().max_context + kBlockTokens - 1) / kBlockTokens),
+      blocks_(outermost(caches.blocks)),
+      snaps_(std::max(outermost(caches.snap_state), outermost(caches.snap_ring))),
+      slots_(static_cast<size_t>(std::max(outermost(caches.state), outermost(caches.ring)))) {
+  const ModelLimits& l = model.limits();
+  const auto rows = static_cast<size_t>(l.max_rows), seqs = static_cast<size_t>(l.max_seqs);
+  for (auto* v : {&staging_.token, &staging_.position, &staging_.row_seq}) v->resize(rows);
+  for (auto* v : {&staging_.slot, &staging_.committed, &staging_.replay}) v->resize(seqs);
+  for (auto* v : {&staging_.export_pos, &staging_.export_snap}) v->resize(2 * seqs);
+  staging_.row_begin.resize(seqs + 1);
+  staging_.block_table.resize(seqs * static_cast<size_t>(max_blocks_));
+  staging_.logit_row.resize(static_cast<size_t>(l.max_logit_rows));
+}
+
+ModelExecutor::SlotState& ModelExecutor::slot_state(SlotId slot) {
+  const auto i = static_cast<size_t>(static_cast<int32_t>(slot));
+  if (i >= slots_.size())
+    throw Error(Code::corrupt, cat("plan names slot ", static_cast<int32_t>(slot), " of ", slots_.size()));
+  return slots_[i];
+}
+
+void ModelExecutor::submit(const StepPlan& plan) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (const SlotId slot : plan.release) slot_state(slot) = {};
+  flush(plan);
+  for (const SeqStep& s : plan.seqs) prepare(s);
+  const Batch batch = build(plan);
+  const ForwardOut out = model_.forward(batch, caches_);
+  for (const SeqStep& s : plan.seqs) advance(s);
+  StepResult result;
+  result.step = plan.step;
+  if (sampling_ != nullptr)
+    result.seqs = sample(plan, out.logits);
+  else
+    ops_.synchronize();
+  result.device_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  results_.push_back(std::move(result));
+}
+
+std::optional<StepResult> ModelExecutor::poll() {
+  if (results_.empty()) return std::nullopt;
+  StepResult result = std::move(results_.front());
+  results_.pop_front();
+  return result;
+}
+
+void ModelExecutor::flush(const StepPlan& plan) {
+  if (plan.flush.empty()) return;
+  std::vector<SlotId> slots;
+  std::vector<int> replay;
+  for (const auto& [slot, records] : plan.flush) {
+    SlotState& state = slot_state(slot);
+    if (records < 0 || records > state.pending)
+      throw Error(Code::corrupt, cat("plan flushes ", records, " records of ", state.pending));
+    slots.push_back(slot);
+    replay.push_back(records);
+    state.committed += records;
+    state.pending = 0;
+  }
+  model_.flush(slots, replay, caches_);
+}
+
+/// Slot, snapshot and block table as the step expects them.
+void ModelExecutor::prepare(const SeqStep& s) {
+  SlotState& state = slot_state(s.slot);
+  if (s.restore != SnapId::none) {
+    if (static_cast<int32_t>(s.restore) < 0 || static_cast<int32_t>(s.restore) >= snaps_)
+      contradiction(s, "snapshot is not of the pool");
+    ops_.snapshot_restore(caches_, s.restore, s.slot);
+    state = {.table = {}, .committed = s.start, .pending = 0};
+  } else if (s.start == 0) {
+    ops_.slot_reset(caches_, s.slot);
+    state = {};
+  }
+  const auto in_pool = [&](BlockId b) { return static_cast<int32_t>(b) > 0 && static_cast<int32_t>(b) < blocks_; };
+  for (const auto& [from, to] : s.copy) {
+    if (!in_pool(from) || !in_pool(to)) contradiction(s, "copies a block that is not of the pool");
+    ops_.block_copy(caches_, from, to);
+  }
+  for (const BlockId b : s.append) {
+    if (!in_pool(b)) contradiction(s, cat("block ", static_cast<int32_t>(b), " is not of the pool"));
+    state.table.push_back(b);
+  }
+  check(s, state);
+}
+
+void ModelExecutor::check(const SeqStep& s, const SlotState& state) const {
+  const auto rows = static_cast<int64_t>(s.tokens.size());
+  if (rows == 0) contradiction(s, "tokens that are still on the device are not supported by this executor");
+  if (s.drafts != 0) contradiction(s, "drafts are not supported by this executor");
+  if (s.logits < 0 || s.logits > 1)
+    contradiction(s, cat("asks for logits of ", s.logits, " rows, without drafts at most 1"));
+  if (s.replay < 0 || s.replay > state.pending)
+    contradiction(s, cat("commits ", s.replay, " records of ", state.pending));
+  if (state.committed + s.replay != s.start)
+    contradiction(s, cat("follows ", state.committed, " committed and ", s.replay, " replayed tokens"));
+  if (s.regime == Regime::window && rows > model_.limits().max_window)
+    contradiction(s, cat("a window of ", rows, " rows"));
+  if (s.regime == Regime::chunk && (s.replay != 0 || s.start % kChunk != 0))
+    contradiction(s, "a prompt piece must start on the grid of 64 with nothing to replay");
+  if (s.start + rows > model_.limits().max_context)
+    contradiction(s, cat("ends behind the context of ", model_.limits().max_context));
+  if (static_cast<int64_t>(state.table.size()) * kBlockTokens < s.start + rows)
+    contradiction(s, cat("has only ", state.table.size(), " blocks"));
+  if (static_cast<int64_t>(state.table.size()) > max_blocks_)
+    contradiction(s, cat("has ", state.table.size(), " blocks, at most ", max_blocks_));
+  if (s.exports.size() > 2) contradiction(s, "exports more than two snapshots");
+}
+
+Batch ModelExecutor::build(const StepPlan& plan) {
+  Batch batch;
+  size_t rows = 0, logits = 0;
+  for (const SeqStep& s : plan.seqs) {
+    rows += s.tokens.size();
+    logits += static_cast<size_t>(s.logits);
+  }
+  if (rows > staging_.token.size() || plan.seqs.size() > staging_.slot.size() || logits > staging_.logit_row.size())
+    throw Error(Code::corrupt, cat("plan of ", rows, " rows, ", plan.seqs.size(), " sequences and ", logits,
+                                   " logit rows is over the limits"));
+  staging_.row_begin[0] = 0;
+  for (const SeqStep& s : plan.seqs) stage(s, batch);
+  Staging& m = staging_;
+  batch.token = vector_of(m.token, batch.rows);
+  batch.position = vector_of(m.position, batch.rows);
+  batch.row_seq = vector_of(m.row_seq, batch.rows);
+  batch.row_begin = vector_of(m.row_begin, batch.seqs + 1);
+  batch.slot = vector_of(m.slot, batch.seqs);
+  batch.committed = vector_of(m.committed, batch.seqs);
+  batch.replay = vector_of(m.replay, batch.seqs);
+  batch.block_table = Tensor::of(m.block_table.data(), Dtype::i32, {batch.seqs, max_blocks_});
+  batch.logit_row = vector_of(m.logit_row, batch.logit_rows);
+  batch.export_pos = Tensor::of(m.export_pos.data(), Dtype::i32, {batch.seqs, 2});
+  batch.export_snap = Tensor::of(m.export_snap.data(), Dtype::i32, {batch.seqs, 2});
+  return batch;
+}
+
+void ModelExecutor::stage(const SeqStep& s, Batch& batch) {
+  const SlotState& state = slot_state(s.slot);
+  const auto seq = static_cast<size_t>(batch.seqs);
+  if (s.regime == Regime::window && batch.window_seqs != batch.seqs) contradiction(s, "window sequences come first");
+  for (size_t i = 0; i < s.tokens.size(); ++i) {
+    const auto row = static_cast<size_t>(batch.rows) + i;
+    staging_.token[row] = s.tokens[i];
+    staging_.position[row] = s.start + static_cast<int32_t>(i);
+    staging_.row_seq[row] = batch.seqs;
+  }
+  const auto rows = static_cast<int>(s.tokens.size());
+  staging_.slot[seq] = static_cast<int32_t>(s.slot);
+  staging_.committed[seq] = state.committed;
+  staging_.replay[seq] = s.replay;
+  int32_t* table = staging_.block_table.data() + seq * static_cast<size_t>(max_blocks_);
+  std::fill_n(table, max_blocks_, static_cast<int32_t>(BlockId::null));
+  std::transform(state.table.begin(), state.table.end(), table, [](BlockId b) { return static_cast<int32_t>(b); });
+  for (size_t e = 0; e < 2; ++e) {
+    const bool wanted = e < s.exports.size();
+    staging_.export_pos[2 * seq + e] = wanted ? s.exports[e].first : -1;
+    staging_.export_snap[2 * seq + e] = static_cast<int32_t>(wanted ? s.exports[e].second : SnapId::none);
+    if (wanted && (staging_.export_snap[2 * seq + e] < 0 || staging_.export_snap[2 * seq + e] >= snaps_))
+      contradiction(s, "exports to a snapshot that is not of the pool");
+  }
+  batch.rows += rows;
+  batch.seqs += 1;
+  if (s.regime == Regime::window) {
+    batch.window_rows += rows;
+    batch.window_seqs += 1;
+  }
+  for (int i = rows - s.logits; i < rows; ++i)
+    staging_.logit_row[static_cast<size_t>(batch.logit_rows++)] = batch.rows - rows + i;
+  staging_.row_begin[seq + 1] = batch.rows;
+}
+
+void ModelExecutor::advance(const SeqStep& s) {
+  SlotState& state = slot_state(s.slot);
+  const auto rows = static_cast<int32_t>(s.tokens.size());
+  state.committed = s.regime == Regime::window ? s.start : s.start + rows;
+  state.pending = s.regime == Regime::window ? rows : 0;
+}
+
+std::vector<SeqResult> ModelExecutor::sample(const StepPlan& plan, Tensor logits) {
+  std::vector<SampleRow> rows;
+  std::vector<SeqResult> results;
+  for (const SeqStep& s : plan.seqs) {
+    if (s.logits == 0) continue;
+    const SamplingState* state = sampling_->find(s.request);
+    rows.push_back(state != nullptr ? state->row() : SampleRow{.temperature = 0});
+    results.push_back({.request = s.request, .tokens = {}, .accepted = 0});
+  }
+  if (rows.empty()) {
+    ops_.synchronize();
+    return results;
+  }
+  std::vector<SampleOut> out(rows.size());
+  ops_.sample({logits, sampling_->space().text_vocab, rows, out});
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (SamplingState* state = sampling_->find(results[i].request)) state->accept(out[i].token);
+    results[i].tokens.push_back({out[i].token, out[i].logprob, std::move(out[i].top)});
+  }
+  return results;
+}
+
+}  // namespace glm53

@@ -1,0 +1,119 @@
+// Which rows of which requests run in the next step. Policy: scheduler.cpp.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/runtime/plan.h"
+#include "engine/runtime/pools.h"
+#include "engine/runtime/sampling.h"
+#include "engine/runtime/wire.h"
+
+namespace glm53 {
+
+struct SchedulerLimits {
+  int32_t max_context = 4096;         ///< prompt and output of one request
+  int32_t max_seqs = 8;               ///< running at the same time; as many slots exist
+  int32_t max_rows = 512;             ///< of one step; at least max_seqs + 64
+  int32_t prefill_chunk = 256;        ///< prompt tokens of one step; a multiple of 64
+  int32_t max_window = 16;            ///< window rows of one sequence
+  int32_t blocks = 2;                 ///< ids of the pool, the null block included
+  size_t max_queue = 1024;            ///< waiting requests
+  size_t max_queue_tokens = 4000000;  ///< tokens they bring
+};
+
+/// Pure bookkeeping: no thread, no clock, no model. One owner calls everything.
+class Scheduler {
+ public:
+  /// Milliseconds of the unix epoch, for deadlines.
+  using Time = std::chrono::milliseconds;
+
+  /// Throws Error(config) for limits that contradict each other. `sampling` outlives the scheduler, which adds and
+  /// removes its requests.
+  Scheduler(const SchedulerLimits& limits, SamplingTable& sampling, uint64_t generation);
+
+  /// A request arrives. It is refused with a Delta (finish "error") when it can never run, when a queue limit is
+  /// reached, when the gate is closed (but for key "canary") or when draining. An id that is known already replaces its
+  /// older request.
+  void submit(wire::Submit request);
+  /// Ends a request in any state; everything it holds is free at once. Unknown ids are ignored.
+  void cancel(uint64_t id);
+  /// The API process is gone: as cancel of all, with nobody to tell.
+  void cancel_all();
+  void set_gate(bool open) { gate_open_ = open; }
+  bool gate_open() const { return gate_open_; }
+  /// Admits nothing any more; what waits is refused, what runs goes on.
+  void drain();
+
+  /// The next step, or nothing when there is nothing to run until a result or a request comes.
+  std::optional<StepPlan> plan(Time now);
+  /// Results of plans in their order; requests that ended meanwhile are passed over.
+  void complete(const StepResult& result);
+  /// What happened to requests since the last call, in order.
+  std::vector<wire::Delta> take_deltas();
+
+  bool idle() const { return running_.empty() && waiting_.empty(); }
+  /// The fields that the scheduler knows.
+  wire::Stats stats() const;
+  /// Throws Error(internal) when pools, table and sequences contradict each other. Cheap enough for every idle turn.
+  void check() const;
+
+ private:
+  struct Sequence {
+    wire::Submit request;
+    std::vector<int32_t> output;  // emitted ones first
+    int32_t max_output = 0;
+    SlotId slot = SlotId::none;
+    std::vector<BlockId> blocks;
+    bool started = false;  // the executor knows its block table
+    int32_t computed = 0;  // positions whose rows have run or are planned
+    int16_t pending = 0;   // of these, window records not yet committed
+
+    int32_t prompt() const { return static_cast<int32_t>(request.prompt.size()); }
+    int32_t total() const { return prompt() + static_cast<int32_t>(output.size()); }
+    int32_t token_at(int32_t position) const;
+  };
+  using Running = std::list<Sequence>;
+
+  std::optional<wire::Delta> refusal(const wire::Submit& request) const;
+  size_t blocks_for(const wire::Submit& request) const;
+  int32_t max_output_of(const wire::Submit& request) const;
+  bool fits_now(const wire::Submit& request) const;
+  /// Forgets a request; what it was, with the tokens given out so far.
+  struct Dropped {
+    wire::Submit request;
+    size_t output;
+  };
+  std::optional<Dropped> drop(uint64_t id);
+  void expire(Time now);
+  void admit();
+  void start(wire::Submit request);
+  void release(Running::iterator at);
+  SeqStep step_of(Sequence& seq, Regime regime, int32_t rows);
+  void plan_windows(StepPlan& plan, int32_t& rows_left);
+  void plan_chunks(StepPlan& plan, int32_t rows_left);
+  void take_token(Running::iterator at, const SampledToken& sampled);
+  static wire::Delta ended(const wire::Submit& request, size_t index, std::string finish);
+  static wire::Delta failed(const wire::Submit& request, size_t index, int code, std::string error);
+
+  const SchedulerLimits limits_;
+  SamplingTable& sampling_;
+  const uint64_t generation_;
+  BlockPool blocks_;
+  SlotPool slots_;
+  std::deque<wire::Submit> waiting_;
+  size_t waiting_tokens_ = 0;
+  Running running_;  // in the order of admission
+  std::unordered_map<uint64_t, Running::iterator> by_id_;
+  std::vector<SlotId> released_;  // to be told to the executor with the next plan
+  std::vector<wire::Delta> deltas_;
+  bool gate_open_ = false, draining_ = false;
+  uint64_t step_ = 0, prompt_tokens_ = 0, generated_tokens_ = 0;
+};
+
+}  // namespace glm53
