@@ -14,11 +14,12 @@ using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
   std::memcpy(&v, from, sizeof v);
 }
 
-// Rows r … r+R-1 of one column tile.
+// Rows r … r+R-1 of one column tile. Unrolled, or the sums would live in memory.
 template <int R>
 [[gnu::always_inline]] inline void tile(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
                                         int64_t inner, bool add) {
   Lanes acc[R];
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     if (add) {
       load(acc[r], c + r * ldc);
@@ -29,8 +30,10 @@ template <int R>
   for (int64_t k = 0; k < inner; ++k) {
     Lanes row;
     load(row, b + k * ldb);
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) acc[r] += a[r * lda + k] * row;
   }
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) std::memcpy(c + r * ldc, &acc[r], sizeof(Lanes));
 }
 
