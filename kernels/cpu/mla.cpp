@@ -1,6 +1,7 @@
 // Absorbed latent attention over selected pools (spec model §5.1, runtime §2.1–2.3).
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/latent_cache.h"
 #include "kernels/cpu/row_gemm.h"
+#include "kernels/half.h"
 
 namespace glm53::cpu {
 namespace {
@@ -131,7 +133,12 @@ class Attention {
 
 // to[i] = element i of a plain weight, counted from `first`.
 void widen(const Weight& w, int64_t first, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; ++i) to[i] = value_at(w, first + i);
+  if (w.format == WeightFormat::f32) {
+    std::memcpy(to, w.codes.as<const float>() + first, static_cast<size_t>(n) * sizeof(float));
+    return;
+  }
+  const auto* from = w.codes.as<const uint16_t>() + first;
+  for (int64_t i = 0; i < n; ++i) to[i] = bf16_to_f32(from[i]);
 }
 
 void check_kv_b(std::string_view op, const Weight& w, int heads, int nope, int v) {

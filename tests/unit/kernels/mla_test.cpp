@@ -1,5 +1,6 @@
 #include "cache_world.h"
 #include "kernels/cpu/latent_cache.h"
+#include "kernels/half.h"
 
 using namespace glm53;
 using namespace glm53::test;
@@ -175,6 +176,38 @@ TEST_CASE("mla rows give the same bits alone, in a window, in any batch and on a
     CHECK(same_bits(attend(*three, world, m, window, from, some, n), want));
   }
   CHECK(same_bits(attend(*three, world, m, whole, 0, selected, count), all));
+}
+
+TEST_CASE("mla_absorb and mla_expand take bf16 weights") {
+  const auto ops = make_cpu_ops(2);
+  Random random(84);
+  const Sizes s{3, 20, 24, 72, 4};
+  const int R = 5;
+  Mla m(random, s, R);
+  std::vector<uint16_t> codes;
+  for (float& w : m.kv_b) {
+    codes.push_back(f32_to_bf16(w));
+    w = bf16_to_f32(codes.back());
+  }
+  Weight narrow = m.kv_b_w;
+  narrow.format = WeightFormat::bf16;
+  narrow.codes = Tensor::of(codes.data(), Dtype::bf16, {narrow.out, narrow.in});
+  Floats results[2];
+  for (const bool is_narrow : {false, true}) {
+    const Weight& w = is_narrow ? narrow : m.kv_b_w;
+    Floats absorbed(at(R * s.heads * s.latent), NAN), out(at(R * s.heads * s.v), NAN);
+    const Tensor middle = tensor(absorbed, {R, s.heads * s.latent});
+    ops->mla_absorb({tensor(m.q, {R, s.heads * s.nope}), &w, s.heads, s.nope, s.v, middle});
+    ops->mla_expand({middle, &w, s.heads, s.nope, s.v, tensor(out, {R, s.heads * s.v})});
+    results[is_narrow] = out;
+  }
+  CHECK(same_bits(results[0], results[1]));
+  CHECK(!all_zero(results[0]));
+  narrow.format = WeightFormat::fp8_row;
+  Floats out(at(R * s.heads * s.latent));
+  CHECK_THROWS_AS(ops->mla_absorb({tensor(m.q, {R, s.heads * s.nope}), &narrow, s.heads, s.nope, s.v,
+                                   tensor(out, {R, s.heads * s.latent})}),
+                  Error);
 }
 
 TEST_CASE("mla_sparse survives large scores and refuses wrong selections") {
