@@ -1,0 +1,189 @@
+// The executor on the model of the repository: what a request gets does not depend on who runs beside it.
+#include <deque>
+#include <map>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "common/error.h"
+#include "common/file.h"
+#include "common/json.h"
+#include "engine/runtime/model_executor.h"
+#include "engine/runtime/scheduler.h"
+
+using namespace glm53;
+
+namespace {
+
+using Tokens = std::vector<int32_t>;
+const std::string kModel = GLM53_SOURCE_DIR "/models/glm53-tiny";
+
+struct Sample {
+  std::string name;
+  Tokens prompt, output;
+  double margin;
+};
+std::vector<Sample> samples() {
+  std::vector<Sample> all;
+  for (const auto& s : parse_json(read_file(GLM53_SOURCE_DIR "/tests/golden/data/glm53-tiny/samples.json")))
+    all.push_back({s["name"], s["prompt_ids"], s["output_ids"], s["smallest_margin"]});
+  return all;
+}
+
+/// Model, caches, scheduler and executor of one rank.
+struct Server {
+  Server() : Server(1024) {}
+  explicit Server(int max_context) {
+    limits.max_rows = 256;
+    limits.max_seqs = 6;
+    limits.max_context = max_context;
+    limits.max_logit_rows = 6;
+    ops = make_cpu_ops(2);
+    comm = make_single_communicator();
+    model = load_model(kModel, FormatPolicy::as_stored(), limits, *ops, *comm);
+    caches = make_caches(model->geometry(), {.blocks = 60, .slots = 6, .snaps = 0}, *ops);
+    const auto vocab = static_cast<int32_t>(model->config().vocab);
+    table = std::make_unique<SamplingTable>(TokenSpace{vocab, 2660, model->config().eos});
+    restart();
+  }
+  void restart() {
+    SchedulerLimits l;
+    l.max_context = limits.max_context;
+    l.max_seqs = limits.max_seqs;
+    l.max_rows = limits.max_rows;
+    l.prefill_chunk = 128;
+    l.max_window = limits.max_window;
+    l.blocks = 60;
+    scheduler = std::make_unique<Scheduler>(l, *table, 1);
+    scheduler->set_gate(true);
+    executor = std::make_unique<ModelExecutor>(*model, caches.caches, *ops, table.get());
+  }
+  void turn() {
+    const auto plan = scheduler->plan(Scheduler::Time(0));
+    if (!plan) return;
+    executor->submit(*plan);
+    scheduler->complete(executor->poll().value());
+    for (const wire::Delta& d : scheduler->take_deltas()) {
+      Tokens& t = output[d.id];
+      t.insert(t.end(), d.tokens.begin(), d.tokens.end());
+      finish[d.id] = d.finish;
+    }
+  }
+  Tokens alone(const wire::Submit& r) {
+    output.clear();
+    scheduler->submit(r);
+    while (!scheduler->idle()) turn();
+    return output[r.id];
+  }
+
+  ModelLimits limits;
+  std::unique_ptr<Ops> ops;
+  std::unique_ptr<Communicator> comm;
+  std::unique_ptr<Model> model;
+  OwnedCaches caches;
+  std::unique_ptr<SamplingTable> table;
+  std::unique_ptr<Scheduler> scheduler;
+  std::unique_ptr<ModelExecutor> executor;
+  std::map<uint64_t, Tokens> output;
+  std::map<uint64_t, std::string> finish;
+};
+
+Server& server() {
+  static Server s;
+  return s;
+}
+
+wire::Submit request(uint64_t id, const Tokens& prompt, int32_t max_tokens) {
+  wire::Submit r;
+  r.id = id;
+  r.prompt = prompt;
+  r.seed = id;
+  r.sampling.temperature = 0;
+  r.sampling.max_tokens = max_tokens;
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("greedy samples with clear margins come out as recorded") {
+  int compared = 0;
+  for (const Sample& s : samples()) {
+    if (s.margin < 1.5) continue;  // the weights here are quantised, the record is not
+    CAPTURE(s.name);
+    CHECK(server().alone(request(1, s.prompt, static_cast<int32_t>(s.output.size()))) == s.output);
+    ++compared;
+  }
+  CHECK(compared >= 5);
+}
+
+TEST_CASE("many at once, greedy and sampled, give what each gives alone; also aborted neighbours and replays") {
+  Server& s = server();
+  std::vector<wire::Submit> requests;
+  for (const Sample& sample : samples()) {
+    requests.push_back(request(requests.size() + 1, sample.prompt, 24));
+    if (requests.size() % 3 == 0) requests.back().sampling.temperature = 0.8f;
+  }
+  Tokens lengthy;  // several prompt pieces, and pools beyond the dense range
+  for (const Sample& sample : samples()) lengthy.insert(lengthy.end(), sample.prompt.begin(), sample.prompt.end());
+  while (lengthy.size() < 400) lengthy.insert(lengthy.end(), lengthy.begin(), lengthy.begin() + 50);
+  requests.push_back(request(requests.size() + 1, lengthy, 24));
+  std::map<uint64_t, Tokens> alone;
+  for (const wire::Submit& r : requests) alone[r.id] = s.alone(r);
+
+  s.output.clear();
+  for (const wire::Submit& r : requests) s.scheduler->submit(r);
+  s.scheduler->submit(request(100, lengthy, 30));
+  s.scheduler->submit(request(101, samples()[0].prompt, 30));
+  for (int turn = 0; !s.scheduler->idle(); ++turn) {
+    s.turn();
+    if (turn == 3) s.scheduler->cancel(2);
+    if (turn == 20) s.scheduler->cancel(100);
+  }
+  for (const wire::Submit& r : requests) {
+    CAPTURE(r.id);
+    if (r.id != 2) CHECK(s.output[r.id] == alone[r.id]);
+  }
+
+  s.output.clear();
+  for (wire::Submit r : requests) {
+    const Tokens& all = alone[r.id];
+    r.emitted.assign(all.begin(), all.begin() + static_cast<ptrdiff_t>(all.size() * (r.id % 4) / 4));
+    s.output[r.id] = r.emitted;
+    s.scheduler->submit(r);
+  }
+  while (!s.scheduler->idle()) s.turn();
+  for (const wire::Submit& r : requests) {
+    CAPTURE(r.id);
+    CHECK(s.output[r.id] == alone[r.id]);
+  }
+  s.scheduler->check();
+}
+
+TEST_CASE("plans that contradict the state are refused") {
+  Server& s = server();
+  const auto refused = [&](auto change, const char* why) {
+    ModelExecutor executor(*s.model, s.caches.caches, *s.ops, nullptr);
+    StepPlan plan;
+    plan.step = 1;
+    SeqStep first;
+    first.request = 1;
+    first.slot = SlotId{0};
+    first.tokens = {1, 2, 3};
+    first.append = {BlockId{1}};
+    plan.seqs.push_back(first);
+    change(plan);
+    CHECK_THROWS_WITH_AS(executor.submit(plan), doctest::Contains(why), Error);
+  };
+  refused([](StepPlan& p) { p.seqs[0].slot = SlotId{6}; }, "slot 6");
+  refused([](StepPlan& p) { p.seqs[0].slot = SlotId::none; }, "slot");
+  refused([](StepPlan& p) { p.seqs[0].start = 64; }, "follows 0 committed");
+  refused([](StepPlan& p) { p.seqs[0].append = {BlockId{60}}; }, "block 60");
+  refused([](StepPlan& p) { p.seqs[0].append = {BlockId::null}; }, "block 0");
+  refused([](StepPlan& p) { p.seqs[0].append.clear(); }, "0 blocks");
+  refused([](StepPlan& p) { p.seqs[0].tokens.assign(300, 1); }, "blocks");
+  refused([](StepPlan& p) { p.seqs[0].replay = 1; }, "commits 1 records of 0");
+  refused([](StepPlan& p) { p.seqs[0].restore = SnapId{0}; }, "snapshot");
+  refused([](StepPlan& p) { p.seqs[0].tokens.clear(); }, "not supported");
+  refused([](StepPlan& p) { p.release = {SlotId{-3}}; }, "slot -3");
+  refused([](StepPlan& p) { p.flush = {{SlotId{0}, int16_t{1}}}; }, "flushes");
+}

@@ -1,0 +1,436 @@
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include <doctest/doctest.h>
+
+#include "common/error.h"
+#include "engine/runtime/scheduler.h"
+
+using namespace glm53;
+
+namespace {
+
+using Tokens = std::vector<int32_t>;
+constexpr int32_t kVocab = 97;
+const TokenSpace kSpace{.vocab = kVocab, .text_vocab = kVocab, .eos = {0}};
+
+/// The fake model: the next token is a hash of all tokens so far.
+int32_t next_token(const Tokens& so_far) {
+  uint64_t h = 1469598103934665603u;
+  for (const int32_t t : so_far) h = (h ^ static_cast<uint64_t>(t + 1)) * 1099511628211u;
+  return static_cast<int32_t>((h >> 20) % kVocab);
+}
+
+/// Keeps what a ModelExecutor would: tokens by block, state by slot. Every contradiction fails the test.
+class HashExecutor final : public Executor {
+ public:
+  explicit HashExecutor(const SchedulerLimits& limits) : limits_(limits) {}
+
+  void submit(const StepPlan& plan) override {
+    REQUIRE(plan.step == last_step_ + 1);
+    last_step_ = plan.step;
+    for (const SlotId slot : plan.release) slots_.erase(slot);
+    size_t rows = 0, prompt_rows = 0;
+    bool chunk_seen = false;
+    std::set<SlotId> in_step;
+    StepResult result;
+    result.step = plan.step;
+    for (const SeqStep& s : plan.seqs) {
+      REQUIRE(in_step.insert(s.slot).second);
+      chunk_seen = chunk_seen || s.regime == Regime::chunk;
+      REQUIRE((s.regime == Regime::chunk || !chunk_seen));
+      rows += s.tokens.size();
+      if (s.regime == Regime::chunk) prompt_rows += s.tokens.size();
+      run(s, result);
+    }
+    REQUIRE(rows <= static_cast<size_t>(limits_.max_rows));
+    REQUIRE(prompt_rows <= static_cast<size_t>(limits_.prefill_chunk));
+    most_seqs = std::max(most_seqs, plan.seqs.size());
+    widest_window = std::max(widest_window, window_);
+    results_.push_back(result);
+  }
+  std::optional<StepResult> poll() override {
+    if (results_.empty()) return std::nullopt;
+    StepResult r = results_.front();
+    results_.pop_front();
+    return r;
+  }
+
+  size_t most_seqs = 0, widest_window = 0;
+
+ private:
+  struct Slot {
+    Tokens tokens;
+    std::vector<BlockId> table;
+    int32_t committed = 0, pending = 0;
+  };
+
+  void run(const SeqStep& s, StepResult& result) {
+    REQUIRE(static_cast<int32_t>(s.slot) >= 0);
+    REQUIRE(static_cast<int32_t>(s.slot) < limits_.max_seqs);
+    if (s.start == 0) slots_[s.slot] = {};
+    Slot& slot = slots_.at(s.slot);
+    slot.table.insert(slot.table.end(), s.append.begin(), s.append.end());
+    for (const BlockId b : s.append) {
+      REQUIRE(static_cast<int32_t>(b) > 0);
+      REQUIRE(static_cast<int32_t>(b) < limits_.blocks);
+      owner_[b] = s.request;
+    }
+    const auto n = static_cast<int32_t>(s.tokens.size());
+    REQUIRE(n > 0);
+    REQUIRE(slot.committed + s.replay == s.start);
+    REQUIRE(s.replay == slot.pending);
+    REQUIRE(static_cast<int32_t>(slot.tokens.size()) == s.start);
+    slot.tokens.insert(slot.tokens.end(), s.tokens.begin(), s.tokens.end());
+    REQUIRE(slot.tokens.size() <= slot.table.size() * kBlockTokens);
+    for (const BlockId b : slot.table) REQUIRE(owner_.at(b) == s.request);
+    if (s.regime == Regime::chunk) {
+      REQUIRE(s.start % kChunk == 0);
+      slot.committed = s.start + n;
+      slot.pending = 0;
+    } else {
+      REQUIRE(n <= limits_.max_window);
+      window_ = static_cast<size_t>(n);
+      slot.committed = s.start;
+      slot.pending = n;
+    }
+    if (s.logits == 1)
+      result.seqs.push_back({.request = s.request,
+                             .tokens = {{.token = next_token(slot.tokens), .logprob = 0, .top = {}}},
+                             .accepted = 0});
+  }
+
+  const SchedulerLimits limits_;
+  std::map<SlotId, Slot> slots_;
+  std::map<BlockId, uint64_t> owner_;
+  std::deque<StepResult> results_;
+  uint64_t last_step_ = 0;
+  size_t window_ = 0;
+};
+
+/// What the request gives when it runs alone.
+struct Expected {
+  Tokens output;
+  std::string finish;
+};
+Expected oracle(const wire::Submit& r) {
+  Expected e;
+  Tokens all = r.prompt;
+  const auto stops = [&](int32_t t) {
+    return (!r.sampling.ignore_eos && t == 0) ||
+           std::count(r.sampling.stop_ids.begin(), r.sampling.stop_ids.end(), t) > 0;
+  };
+  while (e.finish.empty()) {
+    e.output.push_back(next_token(all));
+    all.push_back(e.output.back());
+    if (stops(e.output.back()))
+      e.finish = "stop";
+    else if (static_cast<int32_t>(e.output.size()) == r.sampling.max_tokens)
+      e.finish = "length";
+  }
+  return e;
+}
+
+/// Scheduler and executor turning together; collects what the client of each request sees.
+struct World {
+  explicit World(const SchedulerLimits& limits) : table(kSpace), scheduler(limits, table, 1), executor(limits) {
+    scheduler.set_gate(true);
+  }
+
+  struct Seen {
+    Tokens output;
+    std::string finish;
+    int32_t code = 0, stop_token = -1;
+  };
+
+  void collect() {
+    for (const wire::Delta& d : scheduler.take_deltas()) {
+      Seen& s = seen[d.id];
+      REQUIRE(s.finish.empty());
+      REQUIRE(d.index == s.output.size());
+      s.output.insert(s.output.end(), d.tokens.begin(), d.tokens.end());
+      s.finish = d.finish;
+      s.code = d.error_code;
+      s.stop_token = d.stop_token;
+    }
+  }
+  void submit(const wire::Submit& r) {
+    seen[r.id] = {};
+    seen[r.id].output = r.emitted;
+    scheduler.submit(r);
+    collect();
+  }
+  /// False when there was nothing to run. `between` runs while the step is in flight.
+  bool turn(const std::function<void()>& between = {}) {
+    const auto plan = scheduler.plan(now);
+    collect();
+    if (!plan) return false;
+    executor.submit(*plan);
+    if (between) between();
+    scheduler.complete(executor.poll().value());
+    collect();
+    scheduler.check();
+    return true;
+  }
+  void run_dry(int limit = 100000) {
+    while (turn()) REQUIRE(--limit > 0);
+    REQUIRE(scheduler.idle());
+    scheduler.check();
+    CHECK(scheduler.stats().blocks_used == 0);
+    CHECK(scheduler.stats().slots_used == 0);
+    CHECK(table.size() == 0);
+  }
+
+  SamplingTable table;
+  Scheduler scheduler;
+  HashExecutor executor;
+  std::map<uint64_t, Seen> seen;
+  Scheduler::Time now{0};
+};
+
+SchedulerLimits limits_of(int seqs, int tokens_of_cache) {
+  SchedulerLimits l;
+  l.max_context = 600;
+  l.max_seqs = seqs;
+  l.max_rows = seqs + 128;
+  l.prefill_chunk = 128;
+  l.max_window = 4;
+  l.blocks = 1 + tokens_of_cache / kBlockTokens;
+  return l;
+}
+
+wire::Submit make_request(uint64_t id, size_t prompt, int32_t max_tokens) {
+  wire::Submit r;
+  r.id = id;
+  for (size_t i = 0; i < prompt; ++i) r.prompt.push_back(static_cast<int32_t>((id * 31 + i * 7) % kVocab));
+  r.sampling.max_tokens = max_tokens;
+  r.sampling.ignore_eos = true;
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("every request of a random crowd gets what it gets alone, in pools of any size") {
+  for (const int seqs : {1, 2, 3, 8}) {
+    for (const int cache : {640, 1024, 4096}) {
+      CAPTURE(seqs);
+      CAPTURE(cache);
+      std::mt19937 random(static_cast<unsigned>(seqs * 1000 + cache));
+      World w(limits_of(seqs, cache));
+      std::map<uint64_t, wire::Submit> requests;
+      std::set<uint64_t> cancelled;
+      uint64_t id = 0;
+      for (int round = 0; round < 400; ++round) {
+        if (random() % 4 == 0) {
+          wire::Submit r = make_request(++id, 1 + random() % 400, 1 + static_cast<int32_t>(random() % 60));
+          r.sampling.ignore_eos = random() % 2 == 0;
+          if (random() % 3 == 0)
+            r.sampling.stop_ids = {static_cast<int32_t>(random() % kVocab), static_cast<int32_t>(random() % kVocab)};
+          if (random() % 4 == 0) {  // replayed after a restart
+            const Tokens all = oracle(r).output;
+            r.emitted.assign(all.begin(), all.begin() + static_cast<ptrdiff_t>(random() % (all.size() + 1)));
+          }
+          requests[id] = r;
+          w.submit(r);
+        }
+        const auto abort = [&] {
+          if (id == 0 || random() % 12 != 0) return;
+          const uint64_t victim = 1 + random() % id;
+          if (!w.seen[victim].finish.empty()) return;
+          w.scheduler.cancel(victim);
+          w.collect();
+          cancelled.insert(victim);
+        };
+        abort();
+        w.turn(abort);
+      }
+      w.run_dry();
+      for (const auto& [n, r] : requests) {
+        CAPTURE(n);
+        const Expected e = oracle(r);
+        const World::Seen& s = w.seen.at(n);
+        if (cancelled.contains(n)) {
+          CHECK(s.finish == "abort");
+          REQUIRE(s.output.size() <= e.output.size());
+          CHECK(std::equal(s.output.begin(), s.output.end(), e.output.begin()));
+        } else {
+          CHECK(s.finish == e.finish);
+          CHECK(s.output == e.output);
+          if (e.finish == "stop") CHECK(s.stop_token == e.output.back());
+        }
+      }
+      CHECK(requests.size() > 50);
+      if (seqs > 1) CHECK(w.executor.most_seqs > 1);
+      CHECK(w.executor.widest_window > 1);  // replay used the window
+    }
+  }
+}
+
+TEST_CASE("a decoder gets a token in every step while prompts are read, and a prompt never waits for decoders to end") {
+  World w(limits_of(4, 4096));
+  w.submit(make_request(1, 10, 200));
+  w.turn();
+  w.submit(make_request(2, 500, 5));
+  size_t steps = 0;
+  while (w.seen[2].output.empty()) {
+    const size_t before = w.seen[1].output.size();
+    REQUIRE(w.turn());
+    CHECK(w.seen[1].output.size() == before + 1);
+    ++steps;
+  }
+  CHECK(steps == 4);  // 500 tokens in pieces of 128
+  w.run_dry();
+}
+
+TEST_CASE("what can never run is refused, naming the limit") {
+  SchedulerLimits l = limits_of(2, 320);
+  World w(l);
+  const auto refused = [&](wire::Submit r) {
+    w.submit(r);
+    CHECK(w.seen[r.id].finish == "error");
+    return w.seen[r.id].code;
+  };
+  CHECK(refused(make_request(1, 600, 1)) == 400);
+  CHECK(refused(make_request(2, 500, 200)) == 400);
+  CHECK(refused(make_request(3, 0, 5)) == 400);
+  CHECK(refused(make_request(4, 300, 100)) == 400);  // more blocks than there are
+  wire::Submit r = make_request(5, 5, 5);
+  r.prompt[2] = kVocab;
+  CHECK(refused(r) == 400);
+  r = make_request(6, 5, 5);
+  r.sampling.temperature = -1;
+  CHECK(refused(r) == 400);
+  r = make_request(7, 5, 5);
+  r.emitted.assign(6, 1);
+  CHECK(refused(r) == 400);
+  w.run_dry();
+}
+
+TEST_CASE("the queue is limited by requests and by tokens") {
+  SchedulerLimits l = limits_of(1, 640);
+  l.max_queue = 2;
+  l.max_queue_tokens = 100;
+  World w(l);
+  w.submit(make_request(1, 10, 10));  // runs
+  w.submit(make_request(2, 10, 10));
+  w.submit(make_request(3, 95, 10));  // too many tokens beside 2
+  CHECK(w.seen[3].code == 429);
+  w.submit(make_request(4, 10, 10));
+  w.submit(make_request(5, 10, 10));  // too many requests
+  CHECK(w.seen[5].code == 429);
+  CHECK(w.scheduler.stats().running == 1);
+  CHECK(w.scheduler.stats().waiting == 2);
+  w.run_dry();
+  for (const uint64_t id : {1, 2, 4}) CHECK(w.seen[id].finish == "length");
+  l.max_queue = 0;  // nothing may wait, but what can start at once does
+  World none(l);
+  none.submit(make_request(1, 10, 10));
+  none.submit(make_request(2, 10, 10));
+  none.run_dry();
+  CHECK(none.seen[1].finish == "length");
+  CHECK(none.seen[2].code == 429);
+}
+
+TEST_CASE("a closed gate admits canaries only; draining admits nobody and lets what runs finish") {
+  World w(limits_of(1, 640));
+  w.scheduler.set_gate(false);
+  w.submit(make_request(1, 10, 3));
+  CHECK(w.seen[1].code == 503);
+  wire::Submit canary = make_request(2, 10, 3);
+  canary.key = "canary";
+  w.submit(canary);
+  w.scheduler.set_gate(true);
+  w.submit(make_request(3, 10, 3));  // waits: one slot
+  w.turn();
+  w.scheduler.drain();
+  w.collect();
+  CHECK(w.seen[3].code == 503);
+  w.submit(make_request(4, 10, 3));
+  CHECK(w.seen[4].code == 503);
+  w.run_dry();
+  CHECK(w.seen[2].output == oracle(canary).output);
+}
+
+TEST_CASE("cancel frees everything at once, also while the step runs") {
+  World w(limits_of(1, 640));
+  w.submit(make_request(1, 300, 50));
+  w.submit(make_request(2, 300, 5));
+  w.turn([&] {
+    w.scheduler.cancel(1);
+    w.collect();
+    CHECK(w.seen[1].finish == "abort");
+    CHECK(w.scheduler.stats().running == 1);  // the other one has its slot
+    CHECK(w.scheduler.stats().waiting == 0);
+  });
+  w.run_dry();
+  CHECK(w.seen[2].output == oracle(make_request(2, 300, 5)).output);
+  CHECK(w.seen[1].output.empty());
+  w.scheduler.cancel(77);  // unknown
+  w.submit(make_request(3, 10, 5));
+  w.scheduler.cancel_all();
+  w.run_dry();
+  CHECK(w.seen[3].finish.empty());
+}
+
+TEST_CASE("an id that comes again replaces its older request") {
+  World w(limits_of(2, 640));
+  w.submit(make_request(1, 100, 50));
+  w.turn();
+  w.turn();
+  w.collect();
+  wire::Submit again = make_request(1, 20, 4);
+  w.submit(again);
+  w.run_dry();
+  CHECK(w.seen[1].output == oracle(again).output);
+  CHECK(w.seen[1].finish == "length");
+}
+
+TEST_CASE("deadlines end waiting and running requests") {
+  World w(limits_of(1, 640));
+  wire::Submit a = make_request(1, 10, 500), b = make_request(2, 10, 5);
+  a.deadline_ms = 1000;
+  b.deadline_ms = 500;
+  w.submit(a);
+  w.submit(b);
+  w.turn();
+  w.now = Scheduler::Time(600);
+  w.turn();
+  CHECK(w.seen[2].code == 504);
+  CHECK(w.seen[1].finish.empty());
+  w.now = Scheduler::Time(1000);
+  CHECK_FALSE(w.turn());
+  CHECK(w.seen[1].code == 504);
+  w.run_dry();
+}
+
+TEST_CASE("a token of nothing allowed ends the request as an error") {
+  SamplingTable table(kSpace);
+  Scheduler scheduler(limits_of(1, 640), table, 1);
+  scheduler.set_gate(true);
+  scheduler.submit(make_request(1, 5, 5));
+  const auto plan = scheduler.plan(Scheduler::Time(0));
+  REQUIRE(plan.has_value());
+  scheduler.complete({.step = plan->step,
+                      .seqs = {{.request = 1, .tokens = {{.token = -1, .logprob = 0, .top = {}}}, .accepted = 0}},
+                      .device_ms = 0});
+  const auto deltas = scheduler.take_deltas();
+  REQUIRE(deltas.size() == 1);
+  CHECK(deltas[0].error_code == 400);
+  CHECK(deltas[0].tokens.empty());
+  CHECK(scheduler.idle());
+}
+
+TEST_CASE("limits that contradict each other are refused") {
+  SamplingTable table(kSpace);
+  const auto bad = [&](auto change) {
+    SchedulerLimits l = limits_of(2, 640);
+    change(l);
+    CHECK_THROWS_AS(Scheduler(l, table, 1), Error);
+  };
+  bad([](auto& l) { l.prefill_chunk = 100; });
+  bad([](auto& l) { l.max_rows = 65; });
+  bad([](auto& l) { l.blocks = 1; });
+  bad([](auto& l) { l.max_seqs = 0; });
+}
