@@ -173,6 +173,12 @@ ChatRequest parse_chat_request(const Json& body, const RequestContext& context) 
   return out;
 }
 
+std::vector<int32_t> conversation_ids(const Members& members, const RequestContext& context) {
+  ChatRequest request;
+  parse_conversation(members, context.settings, request);
+  return chat_prompt(request, context);
+}
+
 std::vector<int32_t> chat_prompt(const ChatRequest& request, const RequestContext& context) {
   const auto pieces = text::render_chat(request.messages, request.tools, request.chat);
   return context.tokenizer.encode(pieces,

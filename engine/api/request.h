@@ -44,6 +44,7 @@ struct GenerationRequest {
   std::optional<int64_t> truncate;  ///< keep that many prompt tokens; -1: what fits the context
   bool truncate_right = false;
   bool echo = false;
+  bool include_reasoning = true;     ///< chat
   std::vector<std::string> ignored;  ///< unknown members
 };
 
@@ -51,7 +52,6 @@ struct ChatRequest : GenerationRequest {
   std::vector<text::Message> messages;
   std::vector<text::Tool> tools;
   text::ChatOptions chat;
-  bool include_reasoning = true;
 };
 
 struct CompletionRequest : GenerationRequest {
@@ -62,6 +62,9 @@ struct CompletionRequest : GenerationRequest {
 ChatRequest parse_chat_request(const nlohmann::ordered_json& body, const RequestContext& context);
 CompletionRequest parse_completion_request(const nlohmann::ordered_json& body, const RequestContext& context);
 
+class Members;
+/// Ids of a conversation given as `messages` with the template's members: what /tokenize answers.
+std::vector<int32_t> conversation_ids(const Members& members, const RequestContext& context);
 /// Ids of the conversation.
 std::vector<int32_t> chat_prompt(const ChatRequest& request, const RequestContext& context);
 /// Applies truncation, then sets the output limit: what was asked for, or the default, within the context. Throws
@@ -73,7 +76,6 @@ std::string check_model(const nlohmann::ordered_json& member, const Settings& se
 std::vector<int32_t> branch_points(const std::vector<int32_t>& prompt, const text::Tokenizer& tokenizer);
 
 /// Parses what both kinds share. `logprobs` of `sampling` and the default of max_tokens are left to the caller.
-class Members;
 void parse_common(const Members& members, const RequestContext& context, GenerationRequest& out);
 
 }  // namespace glm53::api

@@ -1,0 +1,158 @@
+#include "engine/api/metrics.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+namespace glm53::api {
+
+namespace {
+
+using prometheus::Counter;
+using prometheus::Gauge;
+using prometheus::Histogram;
+using Buckets = Histogram::BucketBoundaries;
+
+const Buckets kFirstToken = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+                             1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
+const Buckets kBetweenTokens = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+const Buckets kRequest = {0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+const Buckets kHttp = {0.001, 0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300};
+
+Buckets one_two_five(int32_t limit) {
+  Buckets out;
+  for (double decade = 1; decade <= limit; decade *= 10) {
+    for (const double step : {1.0, 2.0, 5.0}) {
+      if (decade * step <= limit) out.push_back(decade * step);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+struct Metrics::Impl {
+  Impl(const std::string& model, int32_t max_context)
+      : labels{{"model_name", model}, {"engine", "0"}}, lengths(one_two_five(max_context)) {}
+
+  Counter& counter(const std::string& name, const std::string& help, prometheus::Labels extra = {}) {
+    return prometheus::BuildCounter().Name(name).Help(help).Labels(labels).Register(registry).Add(extra);
+  }
+  Gauge& gauge(const std::string& name, const std::string& help) {
+    return prometheus::BuildGauge().Name(name).Help(help).Labels(labels).Register(registry).Add({});
+  }
+  Histogram& histogram(const std::string& name, const std::string& help, const Buckets& buckets) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Labels(labels).Register(registry).Add({}, buckets);
+  }
+
+  prometheus::Registry registry;
+  prometheus::Labels labels;
+  Buckets lengths;
+
+  Gauge& running = gauge("glm53_num_requests_running", "Sequences the engine works on.");
+  Gauge& waiting = gauge("glm53_num_requests_waiting", "Requests that wait.");
+  Gauge& cache_usage = gauge("glm53_kv_cache_usage_perc", "Part of the KV cache in use, 0 to 1.");
+  Gauge& slots_used = gauge("glm53_state_slots_used", "State slots in use.");
+  Gauge& generation = gauge("glm53_rank_generation", "Generation of the connected rank.");
+  Gauge& connected = gauge("glm53_rank_connected", "1 while a rank is connected.");
+  Gauge& progress_age = gauge("glm53_progress_age_seconds", "Time since the step loop turned.");
+  Gauge& rank_memory = gauge("glm53_rank_memory_bytes", "Resident size of rank 0.");
+  Gauge& connections = gauge("glm53_http_connections", "Open client connections.");
+  Counter& prompt_tokens = counter("glm53_prompt_tokens_total", "Prompt tokens of submitted requests.");
+  Counter& generation_tokens = counter("glm53_generation_tokens_total", "Tokens sampled.");
+  Counter& ignored = counter("glm53_ignored_members_total", "Unknown members of requests.");
+  Histogram& ttft = histogram("glm53_time_to_first_token_seconds", "From request to first token.", kFirstToken);
+  Histogram& itl = histogram("glm53_inter_token_latency_seconds", "Between tokens.", kBetweenTokens);
+  Histogram& e2e = histogram("glm53_e2e_request_latency_seconds", "From request to the end of the answer.", kRequest);
+  Histogram& prompt_length = histogram("glm53_request_prompt_tokens", "Prompt tokens of a request.", lengths);
+  Histogram& output_length = histogram("glm53_request_generation_tokens", "Tokens of a choice.", lengths);
+  Histogram& max_tokens = histogram("glm53_request_params_max_tokens", "Output limit of a request.", lengths);
+  Histogram& choices = histogram("glm53_request_params_n", "Choices of a request.", {1, 2, 5, 10, 20});
+  prometheus::Family<Counter>& success = prometheus::BuildCounter()
+                                             .Name("glm53_request_success_total")
+                                             .Help("Choices that ended, by reason.")
+                                             .Labels(labels)
+                                             .Register(registry);
+  prometheus::Family<Counter>& requests =
+      prometheus::BuildCounter().Name("http_requests_total").Help("HTTP requests.").Register(registry);
+  Histogram& http_time = prometheus::BuildHistogram()
+                             .Name("http_request_duration_seconds")
+                             .Help("Time to answer an HTTP request.")
+                             .Register(registry)
+                             .Add({}, kHttp);
+};
+
+Metrics::Metrics(const std::string& model_name, int32_t max_context)
+    : impl_(std::make_unique<Impl>(model_name, max_context)) {
+  for (const char* reason : {"stop", "length", "abort", "error"}) impl_->success.Add({{"finished_reason", reason}});
+}
+
+Metrics::~Metrics() = default;
+
+void Metrics::http(std::string_view handler, std::string_view method, int status, std::chrono::microseconds took) {
+  impl_->requests
+      .Add({{"handler", std::string(handler)}, {"method", std::string(method)}, {"status", std::to_string(status)}})
+      .Increment();
+  impl_->http_time.Observe(std::chrono::duration<double>(took).count());
+}
+
+void Metrics::ignored_members(size_t count) {
+  impl_->ignored.Increment(static_cast<double>(count));
+}
+
+void Metrics::submitted(int n, int64_t prompt_tokens, int32_t max_tokens) {
+  impl_->prompt_tokens.Increment(static_cast<double>(prompt_tokens));
+  impl_->prompt_length.Observe(static_cast<double>(prompt_tokens));
+  impl_->choices.Observe(n);
+  impl_->max_tokens.Observe(max_tokens);
+}
+
+void Metrics::first_token(double seconds) {
+  impl_->ttft.Observe(seconds);
+}
+
+void Metrics::next_tokens(double seconds, size_t tokens) {
+  if (tokens == 0) return;
+  impl_->generation_tokens.Increment(static_cast<double>(tokens));
+  if (seconds < 0) return;
+  for (size_t i = 0; i < tokens; ++i) impl_->itl.Observe(seconds / static_cast<double>(tokens));
+}
+
+void Metrics::finished(std::string_view reason, int64_t completion_tokens) {
+  impl_->success.Add({{"finished_reason", std::string(reason)}}).Increment();
+  impl_->output_length.Observe(static_cast<double>(completion_tokens));
+}
+
+void Metrics::answered(double seconds) {
+  impl_->e2e.Observe(seconds);
+}
+
+uint64_t Metrics::generated_tokens() const {
+  return static_cast<uint64_t>(impl_->generation_tokens.Value());
+}
+
+uint64_t Metrics::prompt_tokens() const {
+  return static_cast<uint64_t>(impl_->prompt_tokens.Value());
+}
+
+std::string Metrics::text(const EngineStatus& s, size_t connections) {
+  const auto as_double = [](auto v) { return static_cast<double>(v); };
+  impl_->running.Set(as_double(s.connected ? s.stats.running : 0));
+  impl_->waiting.Set(as_double(s.unfinished - std::min<size_t>(s.unfinished, s.connected ? s.stats.running : 0)));
+  impl_->cache_usage.Set(s.stats.blocks_total == 0 ? 0 : as_double(s.stats.blocks_used) / s.stats.blocks_total);
+  impl_->slots_used.Set(as_double(s.stats.slots_used));
+  impl_->generation.Set(as_double(s.generation));
+  impl_->connected.Set(s.connected ? 1 : 0);
+  impl_->progress_age.Set(as_double(s.progress_age_ms) / 1000);
+  impl_->rank_memory.Set(as_double(s.stats.memory_bytes));
+  impl_->connections.Set(as_double(connections));
+  return prometheus::TextSerializer().Serialize(impl_->registry.Collect());
+}
+
+}  // namespace glm53::api
