@@ -139,8 +139,8 @@ class Scorer {
 // The selection of one step.
 class Selection {
  public:
-  Selection(const IndexSelectArgs& args, const BatchRows& batch, const LatentCache& cache)
-      : args_(args), batch_(batch), cache_(cache), kpool_(args.caches->geometry.kpool) {}
+  Selection(const IndexSelectArgs& args, const BatchRows& batch)
+      : args_(args), batch_(batch), kpool_(args.caches->geometry.kpool) {}
 
   int64_t candidates(int64_t row) const {
     return batch_.padding(row) ? 0 : (int64_t{batch_.position(row)} + 1) / kpool_;
@@ -175,7 +175,6 @@ class Selection {
  private:
   const IndexSelectArgs& args_;
   const BatchRows& batch_;
-  const LatentCache& cache_;
   int64_t kpool_;
 };
 
@@ -248,7 +247,7 @@ void CpuOps::index_select(const IndexSelectArgs& args) {
   const LatentCache cache(*args.caches, args.layer, op);
   const BatchRows batch(*args.batch, *args.caches, rows, op);
   check_select(op, args, cache.index_dim());
-  const Selection selection(args, batch, cache);
+  const Selection selection(args, batch);
 
   int64_t most = 1;
   for (int64_t row = 0; row < rows; ++row) {

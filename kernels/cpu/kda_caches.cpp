@@ -9,7 +9,7 @@
 namespace glm53::cpu {
 namespace {
 
-// A pool may be absent when the model has no use for it (no snapshots, say); then its shape does not matter.
+// Snapshots may be absent; then their shape does not matter.
 void expect_pool(std::string_view op, std::string_view name, const Tensor& t, std::initializer_list<int64_t> shape) {
   if (t.empty()) return;
   expect(op, name, t, Dtype::f32, {shape.begin()[0], -1, -1, -1});
@@ -39,6 +39,8 @@ KdaCaches::KdaCaches(const Caches& caches, int layer, std::string_view op)
   expect_that(heads > 0 && dim > 0 && history > 0 && channels == 3 * heads * dim, op,
               "cache geometry: conv_channels is not 3 * kda_heads * head_dim");
   const int64_t layers = g.kda_layers;
+  expect_that(!caches.state.empty() && !caches.conv.empty() && !caches.records.empty(), op,
+              "caches.state, conv or records is empty");
   // Tensors have four dimensions at most, so the matrix of a head is one.
   const auto check_state = [&](std::string_view name, const Tensor& t) {
     if (t.empty()) return;

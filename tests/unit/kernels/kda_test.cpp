@@ -209,6 +209,9 @@ TEST_CASE("kda refuses a batch that contradicts itself") {
   CHECK_THROWS_AS(ops->kda_chunk(run.args), Error);  // no such snapshot
   run.args.layer = 1;
   CHECK_THROWS_AS(ops->kda_chunk(run.args), Error);
+  run.args.layer = 0;
+  world.caches.records = Tensor{};
+  CHECK_THROWS_AS(ops->kda_window(run.args), Error);
 }
 
 TEST_CASE("gated_norm") {
