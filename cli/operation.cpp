@@ -101,7 +101,9 @@ std::vector<std::string> OperationView::bars(int width) const {
       const double share = static_cast<double>(process.done) / static_cast<double>(process.total);
       row.push_back(render_bar(share, std::clamp(width - 70, 10, 40)));
       row.push_back(cat(static_cast<int>(share * 100), "%"));
-      row.push_back(cat(human_bytes(process.done), " of ", human_bytes(process.total)));
+      const bool in_bytes = process.phase.starts_with("load_");
+      row.push_back(in_bytes ? cat(human_bytes(process.done), " of ", human_bytes(process.total))
+                             : cat(process.done, " of ", process.total));
     }
     rows.push_back(std::move(row));
   }
