@@ -29,8 +29,11 @@ bool is_damage(const SQLite::Exception& e) {
 std::unique_ptr<SQLite::Database> open_checked(const std::string& path) {
   try {
     auto db = std::make_unique<SQLite::Database>(path, SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE, 5000);
-    SQLite::Statement check(*db, "PRAGMA quick_check(1)");
-    if (!check.executeStep() || check.getColumn(0).getString() != "ok") return nullptr;
+    {
+      // A statement that has not ended holds a transaction, within which the journal mode cannot change.
+      SQLite::Statement check(*db, "PRAGMA quick_check(1)");
+      if (!check.executeStep() || check.getColumn(0).getString() != "ok") return nullptr;
+    }
     db->exec("PRAGMA journal_mode=WAL");
     db->exec("PRAGMA synchronous=FULL");
     db->exec("PRAGMA foreign_keys=ON");
