@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <csignal>
 #include <ctime>
-#include <utility>
 #include <httplib.h>
+#include <utility>
 
 #include <sys/socket.h>
 

@@ -130,10 +130,7 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
       ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
       ::setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     }
-    {
-      const std::lock_guard lock(context_->mutex);
-      if (context_->sessions.size() >= context_->options.max_connections) return refuse(fd.get());
-    }
+    if (full()) return refuse(fd.get());
     const int family = is_unix ? AF_UNIX : address.ss_family;
     Session::Socket socket(asio::make_strand(context_->io));
     socket.assign(asio::generic::stream_protocol(family, is_unix ? 0 : IPPROTO_TCP), fd.get());
@@ -145,6 +142,11 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
       context_->sessions.insert(session);
     }
     session->start();
+  }
+
+  bool full() const {
+    const std::lock_guard lock(context_->mutex);
+    return context_->sessions.size() >= context_->options.max_connections;
   }
 
   void refuse(int fd) {
