@@ -148,7 +148,7 @@ start_agent() {
     note "the agent of the $node runs already (pid $pid)"
     return 0
   fi
-  mkdir -p "$(run_dir "$node")" "$home/$node/logs"
+  (umask 077 && mkdir -p "$(run_dir "$node")" "$home/$node/logs")
   setsid "$bin/glm53-agent" --config "$home/$node/config.toml" >>"$home/$node/logs/agent.out" 2>&1 </dev/null &
   echo $! >"$home/$node/agent.pid"
   for _ in $(seq 100); do

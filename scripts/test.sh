@@ -23,7 +23,8 @@ fi
 
 passed=0 failed=0 failures=()
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+# Whatever happens, the quick start's agents do not outlive the tests.
+trap '[ ! -d "$scratch/quickstart" ] || scripts/quickstart.sh stop --dir "$scratch/quickstart" >/dev/null 2>&1; rm -rf "$scratch"' EXIT
 
 count() {  # count NAME PASSED FAILED SECONDS
   passed=$((passed + $2)) failed=$((failed + $3))
@@ -63,6 +64,21 @@ run_tier() {
     [[ -z $only || $name == *"$only"* ]] || continue
     run_program "${4:-}$name" "$3" "$program"
   done
+}
+
+# The quick start as a user runs it: up, up again, down.
+quick_start() {
+  local start=$SECONDS good=0 bad=0 step
+  for step in "" "" stop; do
+    # shellcheck disable=SC2086
+    if timeout -k 20 300 scripts/quickstart.sh $step --dir "$scratch/quickstart" >"$scratch/out" 2>&1 </dev/null; then
+      good=$((good + 1))
+    else
+      bad=$((bad + 1))
+      tail -n 60 "$scratch/out" | sed 's/^/      | /'
+    fi
+  done
+  count quickstart "$good" "$bad" $((SECONDS - start))
 }
 
 programs_of() {  # programs_of DIR TIER: targets of a configured tree
@@ -105,6 +121,7 @@ else
     }
   fi
   run_tier build/release e2e 900
+  [[ -n $only && quickstart != *"$only"* ]] || quick_start
 
   if [ "$full" = 1 ]; then
     for kind in address thread; do
