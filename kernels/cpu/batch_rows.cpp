@@ -21,6 +21,15 @@ void check_list(std::string_view op, std::string_view name, const Tensor& t, int
   }
 }
 
+// Slots that every live pool has.
+int64_t slot_count(const Caches& caches) {
+  int64_t least = -1;
+  for (const Tensor* t : {&caches.state, &caches.conv, &caches.records, &caches.ring}) {
+    if (!t->empty() && (least < 0 || t->dim(0) < least)) least = t->dim(0);
+  }
+  return std::max<int64_t>(least, 0);
+}
+
 }  // namespace
 
 BatchRows::BatchRows(const Batch& batch, const Caches& caches, int64_t capacity, std::string_view op) : batch_(batch) {
