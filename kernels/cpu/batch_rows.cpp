@@ -77,8 +77,7 @@ void BatchRows::check(const Caches& caches, int64_t capacity, std::string_view o
   expect_that(begin[0] == 0 && begin[b.seqs] == b.rows && begin[b.window_seqs] == b.window_rows, op,
               "batch.row_begin does not start at 0, end at rows, or split at window_rows");
   const CacheGeometry& g = caches.geometry;
-  const int64_t slots =
-      std::max(caches.state.empty() ? 0 : caches.state.dim(0), caches.ring.empty() ? 0 : caches.ring.dim(0));
+  const int64_t slots = slot_count(caches);
   for (int64_t seq = 0; seq < b.seqs; ++seq) {
     if (begin[seq] > begin[seq + 1]) fail(op, seq, "has a negative number of rows");
     const SeqRows s = at(seq);
