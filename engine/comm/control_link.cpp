@@ -196,11 +196,20 @@ bool peer_closed(int fd) {
   return ::recv(fd, &b, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
 }
 
+/// A port in use is a matter of the fabric here: the rank's exit code is its only other word.
+UniqueFd listen_for_ranks(const std::string& address, uint16_t port) {
+  try {
+    return listen_tcp(address, port);
+  } catch (const Error& e) {
+    throw Error(Code::fabric, e.what(), e.remedy()).within("rendezvous");
+  }
+}
+
 /// Rank 0's side of the meeting.
 class Reception {
  public:
   Reception(const std::string& address, uint16_t port, const Hello& mine)
-      : mine_(mine), listener_(listen_tcp(address, port)), joined_(static_cast<size_t>(mine.size)) {}
+      : mine_(mine), listener_(listen_for_ranks(address, port)), joined_(static_cast<size_t>(mine.size)) {}
 
   std::vector<std::unique_ptr<ControlLink>> run(Deadline deadline) {
     while (missing() > 0) {

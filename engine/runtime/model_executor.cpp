@@ -10,7 +10,8 @@ namespace glm53 {
 namespace {
 
 [[noreturn]] void contradiction(const SeqStep& s, const std::string& what) {
-  throw Error(Code::corrupt, cat("plan for slot ", static_cast<int32_t>(s.slot), " at position ", s.start, ": ", what));
+  throw Error(Code::internal,
+              cat("plan for slot ", static_cast<int32_t>(s.slot), " at position ", s.start, ": ", what));
 }
 
 Tensor vector_of(std::vector<int32_t>& v, int n) {
@@ -45,7 +46,7 @@ ModelExecutor::ModelExecutor(Model& model, const Caches& caches, Ops& ops, Sampl
 ModelExecutor::SlotState& ModelExecutor::slot_state(SlotId slot) {
   const auto i = static_cast<size_t>(static_cast<int32_t>(slot));
   if (i >= slots_.size())
-    throw Error(Code::corrupt, cat("plan names slot ", static_cast<int32_t>(slot), " of ", slots_.size()));
+    throw Error(Code::internal, cat("plan names slot ", static_cast<int32_t>(slot), " of ", slots_.size()));
   return slots_[i];
 }
 
@@ -81,7 +82,7 @@ void ModelExecutor::flush(const StepPlan& plan) {
   for (const auto& [slot, records] : plan.flush) {
     SlotState& state = slot_state(slot);
     if (records < 0 || records > state.pending)
-      throw Error(Code::corrupt, cat("plan flushes ", records, " records of ", state.pending));
+      throw Error(Code::internal, cat("plan flushes ", records, " records of ", state.pending));
     slots.push_back(slot);
     replay.push_back(records);
     state.committed += records;
@@ -145,8 +146,8 @@ Batch ModelExecutor::build(const StepPlan& plan) {
     logits += static_cast<size_t>(s.logits);
   }
   if (rows > staging_.token.size() || plan.seqs.size() > staging_.slot.size() || logits > staging_.logit_row.size())
-    throw Error(Code::corrupt, cat("plan of ", rows, " rows, ", plan.seqs.size(), " sequences and ", logits,
-                                   " logit rows is over the limits"));
+    throw Error(Code::internal, cat("plan of ", rows, " rows, ", plan.seqs.size(), " sequences and ", logits,
+                                    " logit rows is over the limits"));
   staging_.row_begin[0] = 0;
   for (const SeqStep& s : plan.seqs) stage(s, batch);
   Staging& m = staging_;

@@ -11,7 +11,7 @@
 namespace glm53 {
 
 /// Turns plans into batches and, on rank 0, logits into tokens. submit() runs the step; poll() gives its result.
-/// Throws Error(corrupt) for plans that contradict what went before or the pools, Error(peer_lost) out of collectives.
+/// Throws Error(internal) for plans that contradict what went before or the pools, Error(peer_lost) out of collectives.
 class ModelExecutor final : public Executor {
  public:
   /// `sampling` on rank 0, null elsewhere. All outlive the executor.

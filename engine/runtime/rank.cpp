@@ -1,0 +1,360 @@
+// A rank from its configuration to its exit code (docs/rank-contract.md).
+#include "engine/runtime/rank.h"
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <pthread.h>
+#include <thread>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "common/config.h"
+#include "common/digest.h"
+#include "common/error.h"
+#include "common/file.h"
+#include "common/json.h"
+#include "common/log.h"
+#include "common/process.h"
+#include "common/rank_contract.h"
+#include "common/strings.h"
+#include "common/version.h"
+#include "engine/loader/safetensors.h"
+#include "engine/runtime/admin_server.h"
+#include "engine/runtime/memory_ledger.h"
+#include "engine/runtime/model_executor.h"
+#include "engine/runtime/step_loop.h"
+
+namespace glm53 {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kProgressEvery{200};
+
+/// SIGTERM and SIGINT of the process, taken by one thread: the first asks the loop to end (before there is a loop: ends
+/// at once), the second ends at once. Made before any other thread, so that all inherit the blocked signals.
+class SignalWatch {
+ public:
+  SignalWatch(Controls& controls, Notifier& notifier) : controls_(controls), notifier_(notifier) {
+    sigemptyset(&set_);
+    for (const int s : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set_, s);
+    if (pthread_sigmask(SIG_BLOCK, &set_, nullptr) != 0) throw Error(Code::internal, "signals cannot be blocked");
+    if (std::signal(SIGPIPE, SIG_IGN) == SIG_ERR) throw_errno(Code::internal, "SIGPIPE cannot be ignored");
+    thread_ = std::thread([this] { loop(); });
+  }
+  ~SignalWatch() {
+    ended_ = true;
+    pthread_kill(thread_.native_handle(), SIGUSR1);
+    thread_.join();
+  }
+  SignalWatch(const SignalWatch&) = delete;
+  SignalWatch& operator=(const SignalWatch&) = delete;
+  void serving() { serving_ = true; }
+
+ private:
+  void loop() {
+    bool asked = false;
+    for (int signal = 0; !ended_;) {
+      if (sigwait(&set_, &signal) != 0 || signal == SIGUSR1) continue;
+      Notice notice;
+      notice.stopping = true;
+      notifier_.send(notice);
+      if (asked || !serving_) ::_exit(0);  // nothing durable is in flight
+      asked = true;
+      controls_.stop();
+    }
+  }
+
+  Controls& controls_;
+  Notifier& notifier_;
+  sigset_t set_{};
+  std::atomic<bool> ended_ = false, serving_ = false;
+  std::thread thread_;
+};
+
+KvFormat kv_format(const std::string& text) {
+  if (text == "auto" || text == "f32") return KvFormat::f32;
+  if (text == "bf16") return KvFormat::bf16;
+  return text == "fp8_c528" ? KvFormat::fp8_c528 : KvFormat::int8_c528;
+}
+
+/// Ids below this have text: the release's head has a few rows more than its tokenizer has tokens.
+int32_t text_vocab(const std::string& dir, int64_t vocab) {
+  const std::string path = dir + "/tokenizer.json";
+  if (::access(path.c_str(), R_OK) != 0) return static_cast<int32_t>(vocab);
+  const Json tokenizer = parse_json(read_file(path));
+  int64_t highest = -1;
+  for (const auto& [text, id] : tokenizer.at("model").at("vocab").items())
+    highest = std::max(highest, id.get<int64_t>());
+  if (const auto added = tokenizer.find("added_tokens"); added != tokenizer.end())
+    for (const Json& token : *added) highest = std::max(highest, token.at("id").get<int64_t>());
+  if (highest < 0) throw Error(Code::weights, cat("'", path, "' has no tokens"));
+  return static_cast<int32_t>(std::min(highest + 1, vocab));
+}
+
+class Rank {
+ public:
+  Rank(RankConfig config, Notifier& notifier, Controls& controls, SignalWatch& signals);
+  void run();
+
+ private:
+  void choose_backend();
+  void meet();
+  void load();
+  void make_pools();
+  void serve_rank0();
+  ModelLimits limits() const;
+  LoopParts parts() { return {*group_, *executor_, *comm_, notifier_, controls_}; }
+  Json admin(const std::string& command);
+  void say_ready();
+
+  const RankConfig rank_;
+  const Config config_;
+  Notifier& notifier_;
+  Controls& controls_;
+  SignalWatch& signals_;
+  std::string dir_, digest_, backend_;
+  ModelConfig model_config_;
+  MemoryFacts facts_;
+  PoolSizes pools_;
+  // In the order of making; destroyed in reverse.
+  std::unique_ptr<AdminServer> admin_;
+  std::unique_ptr<RankGroup> group_;
+  std::unique_ptr<Ops> ops_;
+  std::unique_ptr<Communicator> comm_;
+  std::unique_ptr<Model> model_;
+  OwnedCaches caches_;
+  std::unique_ptr<SamplingTable> sampling_;
+  std::unique_ptr<ModelExecutor> executor_;
+};
+
+Rank::Rank(RankConfig config, Notifier& notifier, Controls& controls, SignalWatch& signals)
+    : rank_(std::move(config)),
+      config_(Config::from_json(parse_json(rank_.config_json), "the rank's configuration")),
+      notifier_(notifier),
+      controls_(controls),
+      signals_(signals) {
+  log::init(cat("rank", rank_.rank), log::parse_level(config_.text("log.level")));
+}
+
+void Rank::run() {
+  notifier_.phase(Phase::init);
+  log::info(
+      cat("glm53-engine ", version(), ", rank ", rank_.rank, " of ", rank_.size, ", generation ", rank_.generation));
+  dir_ = config_.path("model.path");
+  if (config_.text("model.path").empty())
+    throw Error(Code::config, "model.path is not set", "set it to the folder of a checkpoint");
+  admin_ =
+      std::make_unique<AdminServer>(rank_.admin_socket, [this](const std::string& command) { return admin(command); });
+  model_config_ = load_model_config(dir_);
+  digest_ = sha256_hex(cat(model_config_.digest, " ", Checkpoint(dir_).digest()));
+  meet();
+  load();
+  make_pools();
+  notifier_.phase(Phase::warmup);
+  if (rank_.rank == 0)
+    serve_rank0();
+  else
+    follow(parts(), rank_.generation, [this] { say_ready(); });
+  log::info("stopped");
+}
+
+/// Who is there, and the way of collectives.
+void Rank::meet() {
+  notifier_.phase(Phase::rendezvous);
+  glm53::Hello hello;
+  hello.generation = rank_.generation;
+  hello.rank = rank_.rank;
+  hello.size = rank_.size;
+  hello.config_hash = rank_.config_hash;
+  hello.model_digest = digest_;
+  hello.build = version();
+  const milliseconds patience = config_.duration("ranks.stall_timeout");
+  std::vector<std::unique_ptr<ControlLink>> links;
+  if (rank_.rank == 0)
+    links = accept_ranks(rank_.rendezvous_host, rank_.rendezvous_port, hello, patience);
+  else
+    links.push_back(join_rank0(rank_.rendezvous_host, rank_.rendezvous_port, hello, patience));
+  group_ = std::make_unique<RankGroup>(rank_.rank, rank_.size, std::move(links));
+  notifier_.phase(Phase::comm_init);
+  facts_.ranks_on_host = group_->ranks_on_host(boot_id());
+  choose_backend();
+  comm_ = make_gloo_communicator({rank_.rank, rank_.size}, rank_.bind_address, group_->links(),
+                                 config_.duration("ranks.collective_timeout"));
+}
+
+void Rank::choose_backend() {
+  backend_ = config_.text("engine.backend");
+  if (backend_ != "cpu") {
+    try {
+      ops_ = make_cuda_ops(rank_.device);
+      backend_ = "cuda";
+      return;
+    } catch (const Error& e) {
+      if (e.code() != Code::unavailable) throw;
+      if (backend_ == "cuda") throw Error(Code::config, cat("engine.backend = \"cuda\": ", e.what()), e.remedy());
+    }
+  }
+  backend_ = "cpu";
+  const auto cores = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u));
+  const auto wanted = static_cast<int>(config_.integer("engine.threads"));
+  const int threads = wanted > 0 ? wanted : std::max(cores / std::max(facts_.ranks_on_host, 1), 1);
+  ops_ = make_cpu_ops(threads);
+  log::info(cat("backend cpu, ", threads, " threads"));
+}
+
+ModelLimits Rank::limits() const {
+  ModelLimits l;
+  l.max_seqs = static_cast<int>(config_.integer("serve.max_seqs"));
+  // Room for every sequence's row and one piece of a prompt.
+  l.max_rows = std::max(static_cast<int>(config_.integer("serve.max_batched_tokens")), l.max_seqs + kChunk);
+  l.max_logit_rows = l.max_seqs;
+  const int64_t wanted = config_.integer("serve.max_context");
+  if (wanted > model_config_.max_positions)
+    throw Error(Code::config,
+                cat("serve.max_context is ", wanted, ", the model knows ", model_config_.max_positions, " positions"));
+  l.max_context = static_cast<int>(wanted > 0 ? wanted : model_config_.max_positions);
+  l.kv = kv_format(config_.text("serve.kv_format"));
+  return l;
+}
+
+void Rank::load() {
+  notifier_.phase(Phase::load_target);
+  auto told = std::chrono::steady_clock::now();
+  const auto begin = told;
+  model_ = load_model(dir_, FormatPolicy::as_stored(), limits(), *ops_, *comm_, [&](uint64_t done, uint64_t total) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < told + kProgressEvery && done < total) return;
+    told = now;
+    notifier_.progress(done, total);
+  });
+  log::info(cat("loaded ", dir_, " in ",
+                std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin).count(), " ms"));
+}
+
+void Rank::make_pools() {
+  notifier_.phase(Phase::measure);
+  group_->agree({});  // nobody measures while another rank still loads
+  facts_.available = available_memory();
+  facts_.reserve = static_cast<uint64_t>(config_.integer("memory.reserve"));
+  facts_.kv_bytes = static_cast<uint64_t>(config_.integer("memory.kv_bytes"));
+  facts_.max_seqs = model_->limits().max_seqs;
+  facts_.max_context = model_->limits().max_context;
+  const PoolUnit unit = pool_unit(model_->geometry(), ops_->activation());
+  const PoolSizes mine = plan_pools(facts_, unit);
+  const uint64_t resident = resident_bytes(::getpid());
+  notifier_.phase(Phase::pools);
+  pools_ = group_->agree(mine);
+  for (const std::string& line : ledger_lines(facts_, model_->weight_bytes(), resident, unit, pools_)) log::info(line);
+  caches_ = make_caches(model_->geometry(), pools_, *ops_);
+  if (rank_.rank == 0) {
+    TokenSpace space;
+    space.vocab = static_cast<int32_t>(model_config_.vocab);
+    space.text_vocab = text_vocab(dir_, model_config_.vocab);
+    space.eos = model_config_.eos;
+    sampling_ = std::make_unique<SamplingTable>(std::move(space));
+  }
+  executor_ = std::make_unique<ModelExecutor>(*model_, caches_.caches, *ops_, sampling_.get());
+}
+
+void Rank::serve_rank0() {
+  const ModelLimits& l = model_->limits();
+  SchedulerLimits s;
+  s.max_context = l.max_context;
+  s.max_seqs = pools_.slots;
+  s.max_rows = l.max_rows;
+  s.prefill_chunk = static_cast<int32_t>(config_.integer("serve.prefill_chunk"));
+  s.max_window = l.max_window;
+  s.blocks = pools_.blocks;
+  s.max_queue = static_cast<size_t>(config_.integer("sched.max_queue"));
+  s.max_queue_tokens = static_cast<size_t>(config_.integer("sched.max_queue_tokens"));
+  Scheduler scheduler(s, *sampling_, rank_.generation);
+  wire::Hello hello;
+  hello.generation = rank_.generation;
+  hello.model_digest = sha256_hex(cat(digest_, " ", backend_, " ", config_.text("serve.kv_format"), " ", rank_.size));
+  hello.vocab = sampling_->space().vocab;
+  hello.max_context = l.max_context;
+  hello.max_seqs = l.max_seqs;
+  hello.eos = model_config_.eos;
+  StepPlan warm_up;
+  warm_up.generation = rank_.generation;
+  SeqStep seq;
+  seq.slot = SlotId{0};
+  seq.tokens = {0, 0, 0};
+  seq.append = {BlockId{1}};
+  seq.logits = 1;
+  warm_up.seqs.push_back(std::move(seq));
+  StepLoop loop(parts(), scheduler, rank_.api_socket, hello);
+  loop.run(warm_up, [this] { say_ready(); });
+}
+
+void Rank::say_ready() {
+  signals_.serving();
+  notifier_.phase(Phase::ready);
+  notifier_.ready();
+  log::info("ready");
+}
+
+/// Runs on the admin thread.
+Json Rank::admin(const std::string& command) {
+  if (command == "gate_open" || command == "gate_close") {
+    controls_.open_gate(command == "gate_open");
+    return Json::object();
+  }
+  if (command == "drain") {
+    controls_.drain();
+    return Json::object();
+  }
+  if (command == "cache_reset") return Json::object();  // no prefix cache yet
+  if (command != "counters")
+    throw Error(Code::usage, cat("unknown command '", command, "'"),
+                "gate_open, gate_close, drain, counters or cache_reset");
+  const wire::Stats s = controls_.stats();
+  if (rank_.rank != 0) return {{"step", s.step}, {"memory_bytes", s.memory_bytes}};
+  return {{"step", s.step},
+          {"running", s.running},
+          {"waiting", s.waiting},
+          {"blocks_used", s.blocks_used},
+          {"blocks_total", s.blocks_total},
+          {"slots_used", s.slots_used},
+          {"slots_total", s.slots_total},
+          {"prompt_tokens", s.prompt_tokens},
+          {"generated_tokens", s.generated_tokens},
+          {"progress_age_ms", s.progress_age_ms},
+          {"memory_bytes", s.memory_bytes},
+          {"gate_open", s.gate_open},
+          {"peers_alive", s.peers_alive}};
+}
+
+int report(const Error& error, Notifier& notifier) {
+  log::error(error.line());
+  notifier.error(error.line());
+  return rank_exit(error.code());
+}
+
+}  // namespace
+
+int run_rank(int config_fd) {
+  Notifier notifier;
+  notifier.phase(Phase::exec);
+  try {
+    Controls controls;
+    SignalWatch signals(controls, notifier);
+    Rank(parse_rank_config(read_all(config_fd)), notifier, controls, signals).run();
+    Notice notice;
+    notice.stopping = true;
+    notifier.send(notice);
+    return rank_exit(Code::ok);
+  } catch (const Error& e) {
+    return report(e, notifier);
+  } catch (const std::bad_alloc&) {
+    return report(Error(Code::memory, "out of memory"), notifier);
+  } catch (const std::exception& e) {
+    return report(Error(Code::internal, e.what()), notifier);
+  }
+}
+
+}  // namespace glm53

@@ -1,0 +1,82 @@
+// The ranks of one generation: what they agree on before serving, and plans while they do.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "common/error.h"
+#include "engine/comm/control_link.h"
+#include "engine/model/model.h"
+#include "engine/runtime/plan.h"
+
+namespace glm53 {
+
+/// Frames on a control link after the rendezvous: u8 kind, body.
+struct StopFrame {};
+struct HostFrame {
+  std::string boot_id;
+};  ///< follower: which machine I am on
+struct CountFrame {
+  int32_t value = 0;
+};  ///< rank 0: ranks on your machine
+struct PoolsFrame {
+  PoolSizes sizes;
+};  ///< follower: what I can hold; rank 0: what all have
+using ControlFrame = std::variant<StepPlan, StopFrame, HostFrame, CountFrame, PoolsFrame>;
+std::vector<std::byte> encode(const ControlFrame& frame);
+/// Throws Error(corrupt).
+ControlFrame decode_control(std::span<const std::byte> frame);
+
+/// Owns the control links of a rank. First the agreements, in the same order on every rank; then serve().
+class RankGroup {
+ public:
+  /// Rank 0 holds a link to every other rank, in order; the others one to rank 0.
+  RankGroup(int rank, int size, std::vector<std::unique_ptr<ControlLink>> links);
+  ~RankGroup() { shut(); }
+  RankGroup(const RankGroup&) = delete;
+  RankGroup& operator=(const RankGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::vector<ControlLink*> links() const;
+
+  /// Ranks on this machine, this one included. Throws Error(peer_lost), like all agreements.
+  int ranks_on_host(const std::string& boot_id);
+  /// Smallest of everybody's sizes. Nobody returns before all have asked.
+  PoolSizes agree(const PoolSizes& mine);
+
+  /// From now on a thread a link listens. `on_frame`: frames of rank 0 (on the others). `on_lost`: a link ended
+  /// although nobody stopped; once a link. Both run on the listening thread and must not throw.
+  void serve(std::function<void(ControlFrame)> on_frame, std::function<void(const Error&)> on_lost);
+  /// Rank 0.
+  void send(const StepPlan& plan);
+  /// Rank 0: tells the others to end and waits a moment for them to do so.
+  void stop();
+  /// Closes the links and waits for the listening threads: no callback runs afterwards.
+  void shut() noexcept;
+  /// The end of a link is no loss any more.
+  void expect_end() { ending_ = true; }
+
+ private:
+  void listen(ControlLink& link);
+  template <class T>
+  T receive(ControlLink& link);
+
+  const int rank_, size_;
+  std::vector<std::unique_ptr<ControlLink>> links_;
+  std::function<void(ControlFrame)> on_frame_;
+  std::function<void(const Error&)> on_lost_;
+  std::vector<std::thread> threads_;
+  std::atomic<bool> ending_ = false;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  size_t open_ = 0;  // links whose thread still listens; guarded by mutex_
+};
+
+}  // namespace glm53

@@ -1,0 +1,247 @@
+#include "engine/runtime/step_loop.h"
+
+#include <algorithm>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "common/process.h"
+#include "common/strings.h"
+
+namespace glm53 {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kWatchdog{1000};  // the contract allows 2 s
+constexpr milliseconds kStats{1000};
+constexpr milliseconds kStatsAfterChange{50};
+constexpr milliseconds kDrainTime{30000};
+constexpr milliseconds kFlushTime{1000};
+
+Scheduler::Time wall_clock() {
+  return std::chrono::duration_cast<Scheduler::Time>(std::chrono::system_clock::now().time_since_epoch());
+}
+
+}  // namespace
+
+// ---- Controls
+// -----------------------------------------------------------------------------------------------------------------------------
+
+void Controls::on_change(std::function<void()> wake) {
+  const std::lock_guard lock(mutex_);
+  wake_ = std::move(wake);
+}
+
+void Controls::wake() {
+  const std::lock_guard lock(mutex_);
+  if (wake_) wake_();
+}
+
+void Controls::publish(const wire::Stats& stats) {
+  const std::lock_guard lock(mutex_);
+  stats_ = stats;
+}
+
+void Controls::turned() {
+  turned_ = Clock::now().time_since_epoch().count();
+}
+
+wire::Stats Controls::stats() const {
+  const std::lock_guard lock(mutex_);
+  wire::Stats s = stats_;
+  const auto age = Clock::now() - Clock::time_point(Clock::duration(turned_.load()));
+  s.progress_age_ms =
+      static_cast<uint32_t>(std::clamp<int64_t>(std::chrono::duration_cast<milliseconds>(age).count(), 0, 1 << 30));
+  s.memory_bytes = resident_bytes(::getpid());
+  s.gate_open = gate_;
+  return s;
+}
+
+// ---- rank 0
+// -------------------------------------------------------------------------------------------------------------------------------
+
+StepLoop::StepLoop(const LoopParts& parts, Scheduler& scheduler, std::string api_socket, const wire::Hello& hello)
+    : parts_(parts), scheduler_(scheduler), api_socket_(std::move(api_socket)), hello_(hello) {}
+
+void StepLoop::run(const StepPlan& warm_up, const std::function<void()>& ready) {
+  Controls& controls = parts_.controls;
+  controls.on_change([this] { mail_.push(Wake{}); });
+  parts_.group.serve(
+      [](const ControlFrame& f) {
+        log::warn(cat("a rank sent a frame of kind ", f.index() + 1, ", which only rank 0 sends"));
+      },
+      [this](const Error& e) {
+        mail_.push(Lost{e});
+        parts_.comm.abort();
+      });
+  // The callbacks refer to this object.
+  struct Unhook {
+    const LoopParts& parts;
+    ~Unhook() {
+      parts.controls.on_change({});
+      parts.group.shut();
+    }
+  } const unhook{parts_};
+  parts_.group.send(warm_up);
+  parts_.executor.submit(warm_up);
+  parts_.executor.poll();
+  ApiLink api(api_socket_, hello_, [this](ApiEvent e) { mail_.push(std::move(e)); });
+  controls.turned();
+  ready();
+  for (std::optional<Clock::time_point> give_up;;) {
+    turn(api);
+    if (!controls.stopping()) continue;
+    if (!give_up) give_up = Clock::now() + kDrainTime;
+    if (scheduler_.idle() || Clock::now() >= *give_up) break;
+  }
+  api.flush(kFlushTime);
+  parts_.group.stop();
+}
+
+void StepLoop::turn(ApiLink& api) {
+  parts_.controls.turned();
+  apply_controls();
+  for (const Event& event : mail_.take()) handle(event);
+  const bool worked = step();
+  for (wire::Delta& d : scheduler_.take_deltas()) api.send(connection_, std::move(d));
+  report(api);
+  if (worked) return;
+  if (scheduler_.idle()) scheduler_.check();
+  if (!parts_.controls.stopping() || !scheduler_.idle()) mail_.wait_until(next_report());
+}
+
+void StepLoop::apply_controls() {
+  scheduler_.set_gate(parts_.controls.gate());
+  if (parts_.controls.draining() && !drained_) {
+    drained_ = true;
+    parts_.notifier.phase(Phase::draining);
+    scheduler_.drain();
+  }
+}
+
+void StepLoop::handle(const Event& event) {
+  if (const auto* lost = std::get_if<Lost>(&event)) throw lost->error;
+  if (const auto* api = std::get_if<ApiEvent>(&event)) handle_api(*api);
+}
+
+void StepLoop::handle_api(const ApiEvent& event) {
+  if (const auto* connected = std::get_if<ApiConnected>(&event)) {
+    scheduler_.cancel_all();
+    connection_ = connected->connection;
+    stats_sent_ = {};
+  } else if (const auto* lost = std::get_if<ApiLost>(&event)) {
+    if (lost->connection != connection_) return;
+    scheduler_.cancel_all();
+    connection_ = 0;
+  } else {
+    const auto& m = std::get<ApiMessage>(event);
+    receive(m.connection, m.message);
+  }
+}
+
+void StepLoop::receive(uint64_t connection, const wire::Message& message) {
+  if (connection != connection_) return;
+  if (const auto* submit = std::get_if<wire::Submit>(&message))
+    scheduler_.submit(*submit);
+  else if (const auto* cancel = std::get_if<wire::Cancel>(&message))
+    scheduler_.cancel(cancel->id);
+  else
+    log::warn(cat("the API process sent a frame of kind ", message.index() + 1, ", which only rank 0 sends"));
+}
+
+bool StepLoop::step() {
+  const std::optional<StepPlan> plan = scheduler_.plan(wall_clock());
+  if (!plan) return false;
+  parts_.group.send(*plan);
+  parts_.executor.submit(*plan);
+  while (auto result = parts_.executor.poll()) scheduler_.complete(*result);
+  return true;
+}
+
+StepLoop::Clock::time_point StepLoop::next_report() const {
+  return std::min(stats_sent_ + (stats_changed_ ? kStatsAfterChange : kStats), watchdog_sent_ + kWatchdog);
+}
+
+void StepLoop::report(ApiLink& api) {
+  const auto now = Clock::now();
+  if (now >= watchdog_sent_ + kWatchdog) {
+    parts_.notifier.watchdog();
+    watchdog_sent_ = now;
+  }
+  wire::Stats stats = scheduler_.stats();
+  parts_.controls.publish(stats);
+  stats_changed_ =
+      stats.running != last_.running || stats.waiting != last_.waiting || stats.gate_open != last_.gate_open;
+  if (now < stats_sent_ + (stats_changed_ ? kStatsAfterChange : kStats)) return;
+  stats_sent_ = now;
+  stats_changed_ = false;
+  last_ = stats;
+  api.send(connection_, parts_.controls.stats());
+}
+
+// ---- the other ranks
+// ----------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct RankLost {
+  Error error;
+};
+using FollowerEvent = std::variant<ControlFrame, RankLost>;
+
+/// One plan of rank 0; steps count from 0, the warm-up.
+void follow_plan(const LoopParts& parts, uint64_t generation, uint64_t step, const ControlFrame& frame) {
+  const auto* plan = std::get_if<StepPlan>(&frame);
+  if (plan == nullptr)
+    throw Error(Code::internal, cat("control link: a frame of kind ", frame.index() + 1, " came while serving"));
+  if (plan->generation != generation || plan->step != step)
+    throw Error(Code::internal, cat("plan of generation ", plan->generation, " step ", plan->step, ", expected ",
+                                    generation, " step ", step));
+  parts.executor.submit(*plan);
+  parts.executor.poll();
+  wire::Stats stats;
+  stats.step = step;
+  parts.controls.publish(stats);
+}
+
+}  // namespace
+
+void follow(const LoopParts& parts, uint64_t generation, const std::function<void()>& ready) {
+  Mailbox<FollowerEvent> mail;
+  struct Shut {
+    RankGroup& group;
+    ~Shut() { group.shut(); }
+  } const shut{parts.group};
+  parts.group.serve([&](ControlFrame f) { mail.push(std::move(f)); },
+                    [&](const Error& e) {
+                      mail.push(RankLost{e});
+                      parts.comm.abort();
+                    });
+  uint64_t step = 0;
+  auto watchdog = Clock::now();
+  std::optional<Clock::time_point> give_up;
+  for (;;) {
+    // Asked to stop, this rank goes on until rank 0 has drained.
+    if (parts.controls.stopping() && !give_up) give_up = Clock::now() + kDrainTime;
+    if (give_up && Clock::now() >= *give_up) return;
+    for (const FollowerEvent& event : mail.take()) {
+      if (const auto* lost = std::get_if<RankLost>(&event)) {
+        if (parts.controls.stopping()) return;
+        throw lost->error;
+      }
+      const auto& frame = std::get<ControlFrame>(event);
+      if (std::holds_alternative<StopFrame>(frame)) return;
+      follow_plan(parts, generation, step, frame);
+      if (step++ == 0) ready();
+    }
+    parts.controls.turned();
+    if (Clock::now() >= watchdog) {
+      if (step > 0) parts.notifier.watchdog();
+      watchdog = Clock::now() + kWatchdog;
+    }
+    mail.wait_until(watchdog);
+  }
+}
+
+}  // namespace glm53

@@ -1,0 +1,109 @@
+// The loops that turn steps: rank 0 schedules, the other ranks follow.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "common/rank_contract.h"
+#include "engine/comm/communicator.h"
+#include "engine/runtime/api_link.h"
+#include "engine/runtime/mailbox.h"
+#include "engine/runtime/plan.h"
+#include "engine/runtime/rank_group.h"
+#include "engine/runtime/scheduler.h"
+
+namespace glm53 {
+
+/// What other threads (signals, admin socket) want of a loop, and what it shows them.
+class Controls {
+ public:
+  void open_gate(bool open) {
+    gate_ = open;
+    wake();
+  }
+  void drain() {
+    drain_ = true;
+    wake();
+  }
+  /// Drain, then leave the loop.
+  void stop() {
+    stop_ = true;
+    wake();
+  }
+  bool gate() const { return gate_; }
+  bool draining() const { return drain_ || stop_; }
+  bool stopping() const { return stop_; }
+
+  /// The loop's side. `wake` runs on the calling thread of the functions above.
+  void on_change(std::function<void()> wake);
+  void publish(const wire::Stats& stats);
+  /// The loop has turned.
+  void turned();
+  /// Last published, with the age of the last turn and the memory of now.
+  wire::Stats stats() const;
+
+ private:
+  void wake();
+
+  std::atomic<bool> gate_ = false, drain_ = false, stop_ = false;
+  std::atomic<std::chrono::steady_clock::rep> turned_ = 0;
+  mutable std::mutex mutex_;
+  std::function<void()> wake_;  // guarded by mutex_
+  wire::Stats stats_;           // guarded by mutex_
+};
+
+struct LoopParts {
+  RankGroup& group;
+  Executor& executor;
+  Communicator& comm;
+  Notifier& notifier;
+  Controls& controls;
+};
+
+/// Rank 0. Connects to the API process, runs until stopped and drained, tells the other ranks. Throws Error(peer_lost)
+/// when one goes away.
+class StepLoop {
+ public:
+  StepLoop(const LoopParts& parts, Scheduler& scheduler, std::string api_socket, const wire::Hello& hello);
+  /// `warm_up` (step 0) runs on every rank first; `ready` is called once, when the loop is about to turn.
+  void run(const StepPlan& warm_up, const std::function<void()>& ready);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Wake {};
+  struct Lost {
+    Error error;
+  };
+  using Event = std::variant<Wake, Lost, ApiEvent>;
+
+  void turn(ApiLink& api);
+  void handle(const Event& event);
+  void handle_api(const ApiEvent& event);
+  void receive(uint64_t connection, const wire::Message& message);
+  void apply_controls();
+  bool step();
+  void deliver(ApiLink& api);
+  void report(ApiLink& api);
+  Clock::time_point next_report() const;
+
+  LoopParts parts_;
+  Scheduler& scheduler_;
+  const std::string api_socket_;
+  const wire::Hello hello_;
+  Mailbox<Event> mail_;
+  uint64_t connection_ = 0;     // of the API process; 0 = none
+  bool drained_ = false;        // the scheduler has been told
+  wire::Stats last_;            // as sent
+  bool stats_changed_ = false;  // since then
+  Clock::time_point stats_sent_{}, watchdog_sent_{};
+};
+
+/// The other ranks: run the plans of rank 0 in order until it says stop. Returns when told so, or when rank 0 ends
+/// after controls.stop(). `ready` is called after the first plan, the warm-up.
+void follow(const LoopParts& parts, uint64_t generation, const std::function<void()>& ready);
+
+}  // namespace glm53
