@@ -1,0 +1,395 @@
+// Head and worker in this process, with real children: starts, deaths in every phase, restarts of the agents
+// themselves, stop.
+#include <fstream>
+#include <signal.h>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "agent/api/agent.h"
+#include "common/error.h"
+#include "common/http_client.h"
+#include "common/json.h"
+#include "common/socket.h"
+#include "common/strings.h"
+#include "tests/unit/agent/temp_dir.h"
+
+using namespace glm53;
+using namespace glm53::agent;
+using namespace std::chrono_literals;
+using test::eventually;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+uint16_t free_port() {
+  const UniqueFd fd = listen_tcp("127.0.0.1", 0);
+  return local_port(fd.get());
+}
+
+class TestCluster {
+ public:
+  explicit TestCluster(bool with_worker = true, const std::string& more = "") : with_worker_(with_worker) {
+    make_dirs(dir_ / "model");
+    write_file(dir_ / "token", "the-token-of-the-tests\n", 0600);
+    const uint16_t port = free_port();
+    const std::string common =
+        cat("[engine]\npath = \"", GLM53_BINARY_DIR, "/tests/glm53-test-child\"\nbackend = \"cpu\"\n");
+    const auto paths = [&](const std::string& node) {
+      return cat("[paths]\nstate = \"", node, "/state\"\nrun = \"", node, "/run\"\nlogs = \"", node, "/logs\"\n");
+    };
+    const std::string token = "token_file = \"token\"\n";
+    write_file(
+        dir_ / "head.toml",
+        cat("[node]\nrole = \"head\"\n", paths("head"), "[admin]\n", token, common, "[model]\npath = \"model\"\n",
+            "[topology]\nranks = [", with_worker ? "\"head:0\", \"worker:0\"" : "\"head:0\"", "]\n",
+            with_worker ? cat("[worker]\nadmin = \"127.0.0.1:", port, "\"\n") : std::string(),
+            "[ranks]\nstop_grace = \"3s\"\norphan_timeout = \"2s\"\nwatchdog = \"20s\"\n", more));
+    write_file(dir_ / "worker.toml", cat("[node]\nrole = \"worker\"\n", paths("worker"),
+                                         "[admin]\nlisten = \"127.0.0.1:", port, "\"\n", token, common));
+    if (with_worker) start_worker();
+    start_head();
+  }
+  ~TestCluster() {
+    try {
+      if (!head_) start_head();
+      put({{"state", "stopped"}, {"drain_ms", 0}, {"preempt", true}});
+      CHECK(reaches("down"));
+    } catch (const std::exception& e) {
+      FAIL_CHECK(e.what());
+    }
+    head_.reset();
+    if (worker_) worker_->stop(true);
+  }
+
+  static std::unique_ptr<Agent> launch(const std::string& config) {
+    auto agent = std::make_unique<Agent>(config);
+    agent->lock();
+    agent->open();
+    agent->start();
+    return agent;
+  }
+  void start_head() { head_ = launch(dir_ / "head.toml"); }
+  void start_worker() { worker_ = launch(dir_ / "worker.toml"); }
+  void end_head() { head_.reset(); }
+  void end_worker() { worker_.reset(); }
+  Agent& worker() { return *worker_; }
+
+  HttpAnswer ask(const std::string& method, const std::string& path, const std::string& body = "",
+                 bool worker = false) {
+    HttpClient client("unix:" + (dir_ / (worker ? "worker/run/agent.sock" : "head/run/agent.sock")));
+    client.set_timeout(5s, 30s);
+    return client.request(method, "/admin/v1" + path, body);
+  }
+  Json get(const std::string& path, bool worker = false) {
+    const HttpAnswer answer = ask("GET", path, "", worker);
+    INFO(answer.body);
+    REQUIRE(answer.status == 200);
+    return parse_json(answer.body);
+  }
+  Json put(const Json& wanted, int status = 0) {
+    const HttpAnswer answer = ask("PUT", "/wanted", dump(wanted));
+    if (status != 0) CHECK(answer.status == status);
+    return parse_json(answer.body);
+  }
+  std::string state() { return get("/status")["cluster"]["state"].get<std::string>(); }
+  uint64_t generation() { return get("/status")["cluster"]["generation"].get<uint64_t>(); }
+  bool reaches(const std::string& wanted) {
+    return eventually([&] { return state() == wanted; });
+  }
+  /// Process of the newest generation.
+  Json process(const std::string& name) {
+    Json found;
+    for (const Json& node : get("/status")["nodes"]) {
+      for (const Json& p : node["processes"]) {
+        if (p["name"] == name) found = p;
+      }
+    }
+    return found;
+  }
+  pid_t pid(const std::string& name) { return process(name)["pid"].get<pid_t>(); }
+  void request(const std::string& what, const std::string& act) { write_file(dir_ / ("model/" + what), act); }
+  const test::TempDir& dir() const { return dir_; }
+
+ private:
+  test::TempDir dir_;
+  bool with_worker_;
+  std::unique_ptr<Agent> head_, worker_;
+};
+
+const Json kRunning{{"state", "running"}};
+
+}  // namespace
+
+TEST_CASE("start, status, stop") {
+  TestCluster c;
+  CHECK(c.state() == "down");
+  const Json answer = c.put(kRunning, 202);
+  const auto id = answer["operation"].get<std::string>();
+  REQUIRE(c.reaches("up"));
+  CHECK(eventually([&] { return c.get("/operations/" + id)["state"] == "done"; }));
+  const Json operation = c.get("/operations/" + id);
+  std::string actions;
+  for (const Json& a : operation["actions"])
+    actions += cat(a["node"].get<std::string>(), ":", a["action"].get<std::string>(), " ");
+  CHECK(actions == "head:start_api worker:start_rank head:start_rank head:warm_up head:open_gate ");
+  const Json status = c.get("/status");
+  CHECK(status["api"]["ready"] == true);
+  CHECK(status["nodes"].size() == 2);
+  CHECK(status["nodes"][1]["reachable"] == true);
+  CHECK(status["warnings"].empty());
+  CHECK(status["config"]["drift"].empty());
+  CHECK(status["config"]["hash_running"] == status["config"]["hash_file"]);
+  CHECK(c.put(kRunning, 200)["unchanged"] == true);
+  CHECK(read_file(c.dir() / "model/asked.api").starts_with("canary\ngate_open\n"));
+
+  CHECK(c.put({{"state", "stopped"}}, 202)["attached"] == false);
+  REQUIRE(c.reaches("down"));
+  CHECK(c.put({{"state", "stopped"}}, 200)["unchanged"] == true);
+  for (const char* left : {"head/run/rank0.sock", "head/run/api.sock", "worker/run/rank1.sock"}) {
+    CHECK_FALSE(std::filesystem::exists(c.dir() / left));
+  }
+  CHECK(std::filesystem::is_empty(c.dir() / "head/run/notify"));
+  CHECK(std::filesystem::is_empty(c.dir() / "worker/run/notify"));
+}
+
+TEST_CASE("a rank killed in any phase, on either node, costs one generation") {
+  for (const char* name : {"rank0", "rank1"}) {
+    for (const char* phase : {"exec", "init", "rendezvous", "load_target", "warmup", "ready"}) {
+      CAPTURE(name);
+      CAPTURE(phase);
+      TestCluster c;
+      c.request(cat("die.", name, ".", phase), "kill");
+      c.put(kRunning, 202);
+      REQUIRE(eventually([&] { return c.generation() == 2 && c.state() == "up"; }));
+      CHECK(c.get("/status")["cluster"]["restarts"] == 1);
+      CHECK_FALSE(std::filesystem::exists(c.dir() / cat("model/die.", name, ".", phase)));
+      bool told = false;
+      for (const Json& e : c.get("/events")["events"])
+        told = told || e["text"].get<std::string>().find("killed by signal 9") != std::string::npos;
+      CHECK(told);
+    }
+  }
+}
+
+TEST_CASE("a rank that refuses its configuration is not started again") {
+  TestCluster c;
+  c.request("always.rank0.load_target", "64");
+  const auto id = c.put(kRunning, 202)["operation"].get<std::string>();
+  REQUIRE(c.reaches("failed"));
+  REQUIRE(eventually([&] { return c.get("/operations/" + id)["state"] == "failed"; }));
+  CHECK(c.get("/operations/" + id)["error"]["code"] == "config");
+  CHECK(c.generation() == 1);
+  CHECK(c.get("/status")["cluster"]["reason"].get<std::string>().find("told to exit with 64") != std::string::npos);
+  CHECK(c.get("/status")["warnings"][0]["name"] == "cluster-failed");
+  // Somebody acts.
+  std::filesystem::remove(c.dir() / "model/always.rank0.load_target");
+  c.put(kRunning, 202);
+  REQUIRE(c.reaches("up"));
+  CHECK(c.generation() == 2);
+}
+
+TEST_CASE("a program that cannot be started fails at once") {
+  TestCluster c(false, "");
+  const std::string toml = read_file(c.dir() / "head.toml");
+  const std::string needle = "path = \"" GLM53_BINARY_DIR "/tests/glm53-test-child\"";
+  std::string changed = toml;
+  changed.insert(changed.find(needle), "rank_path = \"/nowhere/engine\"\n");
+  c.end_head();
+  write_file(c.dir() / "head.toml", changed);
+  c.start_head();
+  c.put(kRunning, 202);
+  REQUIRE(c.reaches("failed"));
+  CHECK(c.get("/status")["cluster"]["reason"].get<std::string>().find("/nowhere/engine") != std::string::npos);
+}
+
+TEST_CASE("the API process is started again while ranks go on") {
+  TestCluster c;
+  c.put(kRunning, 202);
+  REQUIRE(c.reaches("up"));
+  const pid_t rank0 = c.pid("rank0"), api = c.pid("api");
+  REQUIRE(::kill(api, SIGKILL) == 0);
+  REQUIRE(eventually([&] { return c.process("api")["state"] == "ready" && c.pid("api") != api && c.state() == "up"; }));
+  CHECK(c.pid("rank0") == rank0);
+  CHECK(c.generation() == 1);
+}
+
+TEST_CASE("the head's agent ends and comes back: everything serves on") {
+  TestCluster c;
+  c.put(kRunning, 202);
+  REQUIRE(c.reaches("up"));
+  const pid_t rank0 = c.pid("rank0"), rank1 = c.pid("rank1"), api = c.pid("api");
+  c.end_head();
+  CHECK(::kill(rank0, 0) == 0);
+  c.start_head();
+  REQUIRE(c.reaches("up"));
+  CHECK(c.pid("rank0") == rank0);
+  CHECK(c.pid("rank1") == rank1);
+  CHECK(c.pid("api") == api);
+  CHECK(c.generation() == 1);
+  // And it still looks after them.
+  REQUIRE(::kill(rank1, SIGKILL) == 0);
+  REQUIRE(eventually([&] { return c.generation() == 2 && c.state() == "up"; }));
+}
+
+TEST_CASE("the worker's agent ends and comes back") {
+  TestCluster c;
+  c.put(kRunning, 202);
+  REQUIRE(c.reaches("up"));
+  const pid_t rank1 = c.pid("rank1");
+  c.end_worker();
+  c.start_worker();
+  REQUIRE(eventually([&] { return c.get("/status")["nodes"][1]["reachable"] == true; }));
+  CHECK(c.pid("rank1") == rank1);
+  CHECK(c.state() == "up");
+}
+
+TEST_CASE("an agent that ends in the middle of a start goes on with it") {
+  TestCluster c;
+  c.request("die.rank1.load_target", "hang");
+  const auto id = c.put(kRunning, 202)["operation"].get<std::string>();
+  REQUIRE(eventually([&] { return c.process("rank1").is_object() && c.process("rank1")["phase"] == "load_target"; }));
+  c.end_head();
+  c.start_head();
+  CHECK(c.get("/status")["cluster"]["operation"] == id);
+  REQUIRE(::kill(c.pid("rank1"), SIGKILL) == 0);
+  REQUIRE(eventually([&] { return c.generation() == 2 && c.state() == "up"; }));
+  CHECK(eventually([&] { return c.get("/operations/" + id)["state"] == "done"; }));
+}
+
+TEST_CASE("a worker without its head stops its ranks") {
+  TestCluster c;
+  c.put(kRunning, 202);
+  REQUIRE(c.reaches("up"));
+  const pid_t rank1 = c.pid("rank1");
+  c.end_head();
+  CHECK(eventually([&] {
+    c.worker().tend();
+    const Json processes = c.get("/node", true)["processes"];
+    return processes.size() == 1 && processes[0]["state"] == "exited" && processes[0]["pid"] == rank1;
+  }));
+}
+
+TEST_CASE("restart takes the file's settings, and drift shows them before") {
+  TestCluster c(false, "[serve]\nmax_seqs = 4\n");
+  c.put(kRunning, 202);
+  REQUIRE(c.reaches("up"));
+  std::string toml = read_file(c.dir() / "head.toml");
+  toml.replace(toml.find("max_seqs = 4"), 12, "max_seqs = 6");
+  write_file(c.dir() / "head.toml", toml);
+  const Json drift = c.get("/status")["config"]["drift"];
+  REQUIRE(drift.size() == 1);
+  CHECK(drift[0].get<std::string>().find("serve.max_seqs: runs with 4, the file says 6") != std::string::npos);
+  CHECK(c.put({{"state", "running"}, {"settings", {{"serve.max_seqs", "5"}}}})["error"]["code"] == "usage");
+  const pid_t api = c.pid("api");
+  c.put({{"state", "running"}, {"restart", true}, {"drain_ms", 0}}, 202);
+  REQUIRE(eventually([&] { return c.generation() == 2 && c.state() == "up"; }));
+  CHECK(c.get("/status")["config"]["drift"].empty());
+  CHECK(c.get("/config")["serve.max_seqs"]["value"] == 6);
+  CHECK(c.pid("api") != api);
+  // The same configuration again: the API process stays.
+  const pid_t kept = c.pid("api");
+  c.put({{"state", "running"}, {"restart", true}, {"drain_ms", 0}}, 202);
+  REQUIRE(eventually([&] { return c.generation() == 3 && c.state() == "up"; }));
+  CHECK(c.pid("api") == kept);
+}
+
+TEST_CASE("one operation at a time") {
+  TestCluster c;
+  c.request("die.rank1.load_target", "hang");
+  const auto id = c.put(kRunning, 202)["operation"].get<std::string>();
+  const Json again = c.put(kRunning, 202);
+  CHECK(again["operation"] == id);
+  CHECK(again["attached"] == true);
+  const HttpAnswer busy = c.ask("PUT", "/wanted", R"({"state":"stopped"})");
+  CHECK(busy.status == 409);
+  CHECK(busy.body.find(id) != std::string::npos);
+  c.put({{"state", "stopped"}, {"preempt", true}}, 202);
+  REQUIRE(c.reaches("down"));
+  CHECK(c.get("/operations/" + id)["state"] == "cancelled");
+}
+
+TEST_CASE("events of an operation") {
+  TestCluster c(false);
+  const auto id = c.put(kRunning, 202)["operation"].get<std::string>();
+  std::vector<std::string> names;
+  Json done;
+  SseParser parser([&](std::string_view name, std::string_view data) {
+    names.emplace_back(name);
+    if (name == "done") done = parse_json(data);
+  });
+  HttpClient client("unix:" + (c.dir() / "head/run/agent.sock"));
+  client.set_timeout(5s, 60s);
+  client.stream("GET", "/admin/v1/operations/" + id + "/events", "", [&](std::string_view bytes) {
+    parser.feed(bytes);
+    return true;
+  });
+  CHECK(done["state"] == "done");
+  CHECK(std::count(names.begin(), names.end(), "action") >= 6);
+  CHECK(std::count(names.begin(), names.end(), "progress") >= 1);
+  CHECK(std::count(names.begin(), names.end(), "done") == 1);
+  CHECK(c.ask("GET", "/operations/op-999/events").status == 404);
+}
+
+TEST_CASE("logs of both nodes through the head, without secrets") {
+  TestCluster c;
+  c.put(kRunning, 202);
+  REQUIRE(c.reaches("up"));
+  std::ofstream(c.dir() / "worker/logs/rank1/gen-1.log", std::ios::app) << "Authorization: Bearer abcdefghijklmnop\n";
+  for (const char* query : {"process=rank1", "process=rank1&node=worker", "process=rank1&generation=1&lines=100"}) {
+    const HttpAnswer answer = c.ask("GET", std::string("/logs?") + query);
+    CHECK(answer.status == 200);
+    CHECK(answer.body.find("phase load_target") != std::string::npos);
+    CHECK(answer.body.find("abcdefgh") == std::string::npos);
+  }
+  CHECK(c.ask("GET", "/logs?process=rank0&lines=1").body == "phase warmup\n");
+  CHECK(c.ask("GET", "/logs?process=agent").body.find("cluster is up") != std::string::npos);
+  CHECK(c.ask("GET", "/logs?process=agent&node=worker").body.find("start_rank") != std::string::npos);
+  CHECK(c.ask("GET", "/logs?process=rank0&generation=99").status == 404);
+  CHECK(c.ask("GET", "/logs?process=../../etc/passwd").status == 400);
+  CHECK(c.ask("GET", "/logs?process=rank0&lines=x").status == 400);
+  CHECK(c.ask("GET", "/logs?process=rank0&node=moon").status == 404);
+}
+
+TEST_CASE("bad requests are told what is wrong") {
+  TestCluster c(false);
+  for (const char* body :
+       {"", "[]", "{", R"({"state":"flying"})", R"({"state":"running","drain_ms":-1})",
+        R"({"state":"running","colour":"red"})", R"({"state":"running","restart":"yes"})",
+        R"({"state":"running","settings":[1]})", R"({"state":"running","settings":{"serve.max_seqs":"many"}})",
+        R"({"state":"running","settings":{"node.role":"worker"}})"}) {
+    CAPTURE(body);
+    const HttpAnswer answer = c.ask("PUT", "/wanted", body);
+    CHECK(answer.status == 400);
+    CHECK_FALSE(parse_json(answer.body)["error"]["message"].get<std::string>().empty());
+  }
+  CHECK(c.state() == "down");
+  CHECK(c.ask("GET", "/nothing").status == 404);
+  CHECK(c.ask("POST", "/node/actions", R"({"epoch":1,"kind":"clean"})").status == 400);
+  CHECK(parse_json(c.ask("POST", "/config/check", "[serve]\nmax_seqs = 4\n").body)["ok"] == true);
+  CHECK(parse_json(c.ask("POST", "/config/check", "[serve]\nmax_sqs = 4\n").body)["ok"] == false);
+}
+
+TEST_CASE("a worker obeys the newest epoch only, and wants nothing itself") {
+  TestCluster c;
+  REQUIRE(eventually([&] { return c.get("/status")["nodes"][1]["reachable"] == true; }));
+  CHECK(c.ask("PUT", "/wanted", R"({"state":"running"})", true).status == 400);
+  CHECK(c.ask("POST", "/node/actions", R"({"epoch":90000000000,"kind":"clean"})", true).status == 200);
+  const HttpAnswer old =
+      c.ask("POST", "/node/actions", R"({"epoch":5,"kind":"stop_rank","rank":1,"generation":1})", true);
+  CHECK(old.status == 409);
+  CHECK(c.ask("POST", "/node/actions", R"({"epoch":90000000000,"kind":"start_api"})", true).status == 400);
+  CHECK(c.get("/status", true)["cluster"].is_null());
+}
+
+TEST_CASE("two agents do not share a state folder or an address") {
+  TestCluster c(false);
+  Agent second(c.dir() / "head.toml");
+  CHECK_THROWS_WITH_AS(second.lock(), doctest::Contains("in use by pid"), Error);
+  std::string toml = read_file(c.dir() / "head.toml");
+  toml.replace(toml.find("head/state"), 10, "other/state");
+  write_file(c.dir() / "other.toml", toml);
+  Agent third(c.dir() / "other.toml");
+  third.lock();
+  CHECK_THROWS_AS(third.open(), Error);
+}
