@@ -144,6 +144,7 @@ AdminServer::~AdminServer() {
 
 void AdminServer::listen() {
   server_->listen_unix(context_.settings.admin_socket, 0660);
+  bound_ = true;
   if (const auto& at = context_.settings.admin_listen) port_ = server_->listen_tcp(at->host, at->port);
 }
 
@@ -160,7 +161,7 @@ void AdminServer::stop() {
   }
   for (Proxy& proxy : proxies) proxy.thread.join();
   server_->stop(std::chrono::milliseconds(500));
-  ::unlink(context_.settings.admin_socket.c_str());
+  if (bound_) ::unlink(context_.settings.admin_socket.c_str());
 }
 
 void AdminServer::route(const char* method, const std::string& path, HttpHandler handler) {

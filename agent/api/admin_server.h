@@ -67,6 +67,7 @@ class AdminServer {
   AdminContext context_;
   std::unique_ptr<HttpServer> server_;
   uint16_t port_ = 0;
+  bool bound_ = false;  ///< the socket file is ours
   std::atomic<bool> stopping_{false};
   std::mutex proxies_mutex_;
   std::vector<Proxy> proxies_;  // guarded by proxies_mutex_

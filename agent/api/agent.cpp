@@ -30,6 +30,10 @@ Agent::~Agent() {
 
 void Agent::lock() {
   lock_ = std::make_unique<state::DirectoryLock>(state::DirectoryLock::acquire(settings_.state_dir));
+  // Two agents with one run folder would adopt each other's processes.
+  if (settings_.run_dir != settings_.state_dir) {
+    run_lock_ = std::make_unique<state::DirectoryLock>(state::DirectoryLock::acquire(settings_.run_dir));
+  }
 }
 
 void Agent::open() {
@@ -156,6 +160,7 @@ void Agent::stop(bool stop_processes) {
   streams_.reset();
   journal_.reset();
   db_.reset();
+  run_lock_.reset();
   lock_.reset();
 }
 

@@ -20,7 +20,7 @@ class Agent {
   Agent& operator=(const Agent&) = delete;
 
   const AgentSettings& settings() const { return settings_; }
-  /// Takes the state folder. Throws Error(busy) naming who holds it.
+  /// Takes the state folder and the run folder. Throws Error(busy) naming who holds it.
   void lock();
   /// Opens the database and binds the admin addresses. Throws Error(busy) when one is in use.
   void open();
@@ -41,7 +41,7 @@ class Agent {
 
   ConfigFile file_;
   AgentSettings settings_;
-  std::unique_ptr<state::DirectoryLock> lock_;
+  std::unique_ptr<state::DirectoryLock> lock_, run_lock_;
   std::unique_ptr<state::Database> db_;
   std::unique_ptr<state::Processes> processes_;
   std::unique_ptr<supervise::ProcessStore> store_;

@@ -110,8 +110,8 @@ DirectoryLock DirectoryLock::acquire(const std::string& dir) {
     } catch (const Error&) {
       // The name of the holder is a courtesy.
     }
-    throw Error(Code::busy, cat("state folder ", dir, " is in use by ", holder),
-                "stop that agent or set another paths.state");
+    throw Error(Code::busy, cat("folder ", dir, " is in use by ", holder),
+                "stop that agent, or set other paths.state and paths.run");
   }
   const std::string pid = cat(getpid(), "\n");
   if (ftruncate(fd->get(), 0) != 0 ||

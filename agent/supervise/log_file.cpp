@@ -61,6 +61,14 @@ std::string read_range(const std::string& path, uint64_t begin, uint64_t end) {
   return out;
 }
 
+/// Tells one rotated piece from another; empty when there is none.
+std::string identity(const std::string& path) {
+  struct stat st {};
+  if (::stat(path.c_str(), &st) != 0) return {};
+  return cat(static_cast<uint64_t>(st.st_ino), ":", static_cast<int64_t>(st.st_size), ":",
+             static_cast<int64_t>(st.st_mtim.tv_sec), ".", static_cast<int64_t>(st.st_mtim.tv_nsec));
+}
+
 /// Start of the last `lines` lines of `text` (which ends with a newline); `found` counts those there are.
 size_t start_of_last(const std::string& text, int lines, int& found) {
   found = 0;
@@ -138,6 +146,7 @@ void prune_logs(const std::string& dir, std::string_view process, int keep) {
 std::string LogReader::tail(int lines) {
   std::string out;
   int left = std::max(lines, 0);
+  piece_ = identity(piece(path_, 1));
   offset_ = log_size(path_);
   for (int n = 0; n <= kLogPieces && left > 0; ++n) {
     const uint64_t size = n == 0 ? offset_ : log_size(piece(path_, n));
@@ -161,9 +170,13 @@ std::string LogReader::tail(int lines) {
 std::string LogReader::read_new() {
   std::string out;
   uint64_t size = log_size(path_);
-  if (size < offset_) {
-    // Rotated: the rest of what we were reading is in piece 1.
-    out = read_range(piece(path_, 1), offset_, log_size(piece(path_, 1)));
+  if (const std::string now = identity(piece(path_, 1)); now != piece_ || size < offset_) {
+    const uint64_t rotated = log_size(piece(path_, 1));
+    // Copied, but not truncated yet: the next call will see it done.
+    if (now != piece_ && size >= rotated && size >= offset_) return out;
+    // The rest of what we were reading is in piece 1.
+    out = read_range(piece(path_, 1), offset_, rotated);
+    piece_ = now;
     offset_ = 0;
     size = log_size(path_);
   }

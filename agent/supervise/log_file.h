@@ -39,6 +39,7 @@ class LogReader {
  private:
   std::string path_;
   uint64_t offset_ = 0;
+  std::string piece_;  ///< which file piece 1 was: another one means that the log was rotated
 };
 
 }  // namespace glm53::supervise

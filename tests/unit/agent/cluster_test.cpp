@@ -100,7 +100,8 @@ class TestCluster {
   /// Process of the newest generation.
   Json process(const std::string& name) {
     Json found;
-    for (const Json& node : get("/status")["nodes"]) {
+    const Json status = get("/status");
+    for (const Json& node : status["nodes"]) {
       for (const Json& p : node["processes"]) {
         if (p["name"] == name) found = p;
       }
@@ -165,7 +166,8 @@ TEST_CASE("a rank killed in any phase, on either node, costs one generation") {
       CHECK(c.get("/status")["cluster"]["restarts"] == 1);
       CHECK_FALSE(std::filesystem::exists(c.dir() / cat("model/die.", name, ".", phase)));
       bool told = false;
-      for (const Json& e : c.get("/events")["events"])
+      const Json events = c.get("/events");
+      for (const Json& e : events["events"])
         told = told || e["text"].get<std::string>().find("killed by signal 9") != std::string::npos;
       CHECK(told);
     }
@@ -366,7 +368,7 @@ TEST_CASE("bad requests are told what is wrong") {
   CHECK(c.state() == "down");
   CHECK(c.ask("GET", "/nothing").status == 404);
   CHECK(c.ask("POST", "/node/actions", R"({"epoch":1,"kind":"clean"})").status == 400);
-  CHECK(parse_json(c.ask("POST", "/config/check", "[serve]\nmax_seqs = 4\n").body)["ok"] == true);
+  CHECK(parse_json(c.ask("POST", "/config/check", "[topology]\nranks = [\"head:0\"]\n").body)["ok"] == true);
   CHECK(parse_json(c.ask("POST", "/config/check", "[serve]\nmax_sqs = 4\n").body)["ok"] == false);
 }
 
@@ -388,8 +390,16 @@ TEST_CASE("two agents do not share a state folder or an address") {
   CHECK_THROWS_WITH_AS(second.lock(), doctest::Contains("in use by pid"), Error);
   std::string toml = read_file(c.dir() / "head.toml");
   toml.replace(toml.find("head/state"), 10, "other/state");
+  {
+    write_file(c.dir() / "other.toml", toml);
+    Agent same_run(c.dir() / "other.toml");
+    CHECK_THROWS_WITH_AS(same_run.lock(), doctest::Contains("head/run"), Error);
+  }
+  toml.replace(toml.find("head/run"), 8, "other/run");
+  toml.replace(toml.find("[admin]"), 7, "[admin]\nsocket = \"head/run/agent.sock\"");
   write_file(c.dir() / "other.toml", toml);
   Agent third(c.dir() / "other.toml");
   third.lock();
   CHECK_THROWS_AS(third.open(), Error);
+  CHECK(c.state() == "down");  // and the first one still answers
 }
