@@ -120,6 +120,8 @@ void Probe::poll() {
 /// A rank counts from its own start; the sum goes on over generations.
 void Probe::count_tokens(uint64_t generation, int64_t generated) {
   const bool same = generation == rank_generation_;
+  // What it generated before we looked is part of the sum, not of the rate.
+  if (!same) samples_.clear();
   tokens_total_ += std::max<int64_t>(0, same ? generated - rank_tokens_ : generated);
   rank_generation_ = generation;
   rank_tokens_ = generated;
