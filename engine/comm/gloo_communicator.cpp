@@ -94,6 +94,13 @@ void sum_in_order(std::span<const float* const> from, float* to, int64_t n) {
   }
 }
 
+/// Gloo's text without the source line in front of it.
+std::string text_of(const gloo::Exception& e) {
+  const std::string text = e.what();
+  const size_t end = text.starts_with('[') ? text.find("] ") : std::string::npos;
+  return end == std::string::npos ? text : text.substr(end + 2);
+}
+
 class GlooCommunicator final : public Communicator {
  public:
   GlooCommunicator(Shard shard, const std::string& bind_address, std::span<ControlLink* const> links,
@@ -138,9 +145,8 @@ void GlooCommunicator::guarded(std::string_view what, F&& body) {
   try {
     body();
   } catch (const gloo::Exception& e) {
-    throw Error(Code::peer_lost,
-                aborted_ ? cat(what, ": the group was aborted")
-                         : cat(what, ": another rank went away or did not answer: ", std::string(e.what())));
+    throw Error(Code::peer_lost, aborted_ ? cat(what, ": the group was aborted")
+                                          : cat(what, ": another rank went away or did not answer: ", text_of(e)));
   }
 }
 

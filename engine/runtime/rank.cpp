@@ -293,7 +293,6 @@ void Rank::serve_rank0() {
 
 void Rank::say_ready() {
   signals_.serving();
-  notifier_.phase(Phase::ready);
   notifier_.ready();
   log::info("ready");
 }

@@ -50,7 +50,7 @@ struct Submit {
   std::vector<int32_t> boundaries;  ///< prompt positions where conversations branch
   SamplingParams sampling;
   std::string grammar;
-  int64_t deadline_ms = 0;  ///< 0 = none
+  int64_t deadline_ms = 0;  ///< unix time in milliseconds, behind which the request ends with an error; 0 = none
   bool operator==(const Submit&) const = default;
 };
 /// API -> rank 0: client gone, or stop string found (only `keep_tokens` of the output may be cached).
