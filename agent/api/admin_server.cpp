@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxBody = 1u << 20;
 constexpr JsonLimits kLimits{.max_bytes = kMaxBody, .max_depth = 16};
-constexpr int kStatusEvents = 10;
+constexpr size_t kStatusEvents = 20;
 
 void send_json(const std::shared_ptr<HttpReply>& reply, const Json& body, int status = 200) {
   HttpResponse response;
@@ -201,7 +201,9 @@ void AdminServer::add_routes() {
 }
 
 void AdminServer::get_status(const Reply& reply) {
-  const auto events = context_.journal.last(kStatusEvents);
+  auto events = context_.journal.last(4 * static_cast<int>(kStatusEvents));
+  std::erase_if(events, [](const state::EventRow& row) { return row.level == "debug"; });
+  if (events.size() > kStatusEvents) events.erase(events.begin(), events.end() - kStatusEvents);
   if (context_.driver == nullptr) {
     send_json(reply, worker_status(context_.node.report(), events));
     return;

@@ -294,6 +294,10 @@ DriverView Driver::view() {
   DriverView v;
   v.cluster = cluster_;
   v.state_since = state_since_;
+  const bool restarted = history_.size() > 1 && history_.back().automatic;
+  if (v.cluster.reason.empty() && v.cluster.state == ClusterState::up && restarted) {
+    v.cluster.reason = cat("restarted after: ", history_[history_.size() - 2].end_reason);
+  }
   v.wanted = wanted_;
   if (!history_.empty()) v.generation = history_.back();
   v.restarts = generations_.automatic_since(wanted_.changed_at);

@@ -164,6 +164,8 @@ TEST_CASE("a rank killed in any phase, on either node, costs one generation") {
       c.put(kRunning, 202);
       REQUIRE(eventually([&] { return c.generation() == 2 && c.state() == "up"; }));
       CHECK(c.get("/status")["cluster"]["restarts"] == 1);
+      const auto reason = c.get("/status")["cluster"]["reason"].get<std::string>();
+      CHECK(reason.find(cat(name, " killed by signal 9")) != std::string::npos);
       CHECK_FALSE(std::filesystem::exists(c.dir() / cat("model/die.", name, ".", phase)));
       bool told = false;
       const Json events = c.get("/events");
