@@ -11,10 +11,6 @@ namespace {
 constexpr auto kHour = std::chrono::hours(1);
 constexpr auto kStable = std::chrono::hours(2);
 
-bool is_final(int exit_code) {
-  return exit_code == static_cast<int>(RankExit::config) || exit_code == static_cast<int>(RankExit::weights);
-}
-
 bool is_echo(const ObservedProcess& p) {
   return p.end && p.end->signal == 0 && p.end->code == static_cast<int>(RankExit::peer_lost);
 }
@@ -35,6 +31,10 @@ Reason reason_of(const ObservedProcess& p) {
 }
 
 }  // namespace
+
+bool is_final(int exit_code) {
+  return exit_code == static_cast<int>(RankExit::config) || exit_code == static_cast<int>(RankExit::weights);
+}
 
 Ms restart_delay(int failures_in_series) {
   constexpr std::array<std::chrono::seconds, 4> kLadder{std::chrono::seconds(0), std::chrono::seconds(30),

@@ -10,6 +10,9 @@
 
 namespace glm53::reconcile {
 
+/// An exit code (configuration, weights) after which only a person can help.
+bool is_final(int exit_code);
+
 /// Delay before restart n of a series: at once, 30 s, 2 min, then 10 min.
 Ms restart_delay(int failures_in_series);
 

@@ -106,7 +106,7 @@ class Planner {
   bool api_failed_for_good() const {
     const ObservedProcess* a = api();
     return a != nullptr && a->end && !a->stop_requested && a->end->at >= w_.changed_at && a->end->signal == 0 &&
-           a->end->code == static_cast<int>(RankExit::config);
+           is_final(a->end->code.value_or(0));
   }
   std::string api_end_text() const {
     const ObservedProcess& a = *api();

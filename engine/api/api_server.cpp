@@ -1,5 +1,6 @@
 #include "engine/api/api_server.h"
 
+#include "common/error.h"
 #include "common/http_server.h"
 #include "common/log.h"
 #include "common/strings.h"
@@ -51,7 +52,12 @@ struct ApiServer::Impl {
     for (std::string& secret : settings.keys.secrets()) log::add_secret(std::move(secret));
     server.before([this](const HttpRequest& request) { service.authenticate(request); });
     service.install(server);
-    port = server.listen_tcp(config.bind, config.port);
+    try {
+      port = server.listen_tcp(config.bind, config.port);
+    } catch (const Error& e) {
+      // Trying again would not free the port: somebody has to act.
+      throw Error(Code::config, e.what(), "end the program that has it, or set api.port");
+    }
     server.every(std::chrono::seconds(1), [this, tick = std::move(tick)] {
       service.keep_alive();
       if (tick) tick();

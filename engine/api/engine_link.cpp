@@ -93,7 +93,7 @@ class EngineLink::Connection {
 };
 
 EngineLink::EngineLink(const std::string& socket, Limits limits)
-    : limits_(limits), listener_(listen_unix(socket)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    : limits_(limits), path_(socket), listener_(listen_unix(socket)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_) throw_errno(Code::internal, "cannot create an eventfd");
   thread_ = std::thread([this] { run(); });
 }
@@ -109,7 +109,10 @@ void EngineLink::stop() {
   }
   const uint64_t one = 1;
   if (::write(wake_.get(), &one, sizeof one) != sizeof one) log::warn("cannot wake the link's thread");
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) {
+    thread_.join();
+    ::unlink(path_.c_str());
+  }
   std::vector<Journal::Failure> failures;
   {
     const std::scoped_lock lock(mutex_);

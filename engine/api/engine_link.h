@@ -71,6 +71,7 @@ class EngineLink {
   void send_unsent();
 
   const Limits limits_;
+  const std::string path_;
   UniqueFd listener_, wake_;
   std::shared_ptr<Connection> candidate_;  ///< link thread only: connected, no Hello yet
   Clock::time_point candidate_until_{};
