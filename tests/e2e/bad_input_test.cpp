@@ -52,14 +52,14 @@ TEST_CASE("wrong types and values are refused") {
 
 TEST_CASE("an admin address beyond loopback and a token others can read are refused") {
   const TempDir dir;
-  write_file(dir.path() + "/token", "secret", 0600);
+  write_file(dir.path() + "/token", "xyzzy-42", 0600);
   const std::string token = cat("admin.token_file = \"", dir.path(), "/token\"\n");
   CHECK(refused_agent(dir, cat("admin.listen = \"0.0.0.0:0\"\n", token)).code == kBadConfig);
   CHECK(refused_agent(dir, "admin.listen = \"127.0.0.1:18890\"\n").code == kBadConfig);
   REQUIRE(::chmod((dir.path() + "/token").c_str(), 0644) == 0);
   const auto result = refused_agent(dir, cat("admin.listen = \"127.0.0.1:18890\"\n", token));
   CHECK(result.code == kBadConfig);
-  CHECK_FALSE(contains(result.output, "secret"));
+  CHECK_FALSE(contains(result.output, "xyzzy-42"));
 }
 
 TEST_CASE("two agents on one state directory: the second leaves, the first goes on") {
@@ -76,7 +76,7 @@ TEST_CASE("an admin port that is taken is named") {
   const TempDir dir;
   const UniqueFd taken = listen_tcp("127.0.0.1", 0);
   const std::string address = cat("127.0.0.1:", local_port(taken.get()));
-  write_file(dir.path() + "/token", "secret", 0600);
+  write_file(dir.path() + "/token", "xyzzy-42", 0600);
   const auto result =
       refused_agent(dir, cat("admin.listen = \"", address, "\"\nadmin.token_file = \"", dir.path(), "/token\"\n"));
   CAPTURE(result.output);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
+#include <iostream>
 #include <poll.h>
 #include <signal.h>
 #include <thread>
@@ -142,10 +143,15 @@ LocalCluster::LocalCluster(ClusterOptions options) : temp_(dir_.path() + "/tmp")
 }
 
 LocalCluster::~LocalCluster() {
-  for (const auto& [node, child] : agents_) signal_group(child.id, SIGTERM);
-  for (const auto& [node, child] : agents_) wait_until(child.id.pid, Clock::now() + 10s);
-  for (const pid_t pid : processes()) ::kill(pid, SIGKILL);
-  for (const auto& [node, child] : agents_) wait_until(child.id.pid, Clock::now() + 5s);
+  try {
+    for (const auto& [node, child] : agents_) signal_group(child.id, SIGTERM);
+    std::erase_if(agents_,
+                  [](const auto& entry) { return wait_until(entry.second.id.pid, Clock::now() + 10s).has_value(); });
+    for (const pid_t pid : processes()) ::kill(pid, SIGKILL);
+    for (const auto& [node, child] : agents_) wait_until(child.id.pid, Clock::now() + 5s);
+  } catch (const std::exception& e) {
+    std::cerr << "cleaning up: " << e.what() << "\n";
+  }
 }
 
 void LocalCluster::write_config(const std::string& node, const std::map<std::string, std::string>& lines) const {
@@ -168,6 +174,7 @@ void LocalCluster::start_agent(const std::string& node) {
   agents_.insert_or_assign(node, spawn(options));
   const auto answers = [&] {
     if (try_wait(agent_pid(node))) {
+      agents_.erase(node);
       throw Error(Code::internal,
                   cat("the agent of the ", node, " ended: ", read_file(cat(dir_.path(), "/", node, "/agent.out"))));
     }
@@ -184,11 +191,13 @@ void LocalCluster::stop_agent(const std::string& node) {
   signal_group(agents_.at(node).id, SIGTERM);
   if (!wait_until(agent_pid(node), Clock::now() + 30s))
     throw Error(Code::stalled, cat("the agent of the ", node, " does not end"));
+  agents_.erase(node);
 }
 
 void LocalCluster::kill_agent(const std::string& node) {
   ::kill(agent_pid(node), SIGKILL);
   wait_until(agent_pid(node), Clock::now() + 10s);
+  agents_.erase(node);
 }
 
 ProgramResult LocalCluster::ctl(const std::vector<std::string>& arguments) const {
