@@ -184,8 +184,8 @@ Code end_of(std::future<void>& result) {
 TEST_CASE("rank 0 says hello, serves requests, reports, and stops when drained") {
   Rank0 rank;
   const UniqueFd api = rank.accept();
-  CHECK(rank.was_ready);
   CHECK(read_stats(api.get()).gate_open);
+  CHECK(rank.was_ready);
   const wire::Submit a = make_request(1, 40), b = make_request(2, 30);
   wire::send_frame(api.get(), a);
   wire::send_frame(api.get(), b);
