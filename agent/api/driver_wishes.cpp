@@ -76,6 +76,8 @@ WishAnswer Driver::want_running(const Wish& wish) {
   const bool new_settings =
       wish.settings && !wish.settings->empty() && settings_json(*wish.settings) != wanted_.settings_json;
   if (wanted_.running && !wish.restart) {
+    if (new_settings && at_work) clear_way({}, *at_work);  // refuses: that operation has other settings
+    if (new_settings && at_work && !wish.preempt) clear_way(wish, *at_work);
     if (new_settings) {
       throw Error(Code::usage, "the cluster is wanted with other settings",
                   "settings take effect at a restart: glm53ctl restart --set …");

@@ -49,7 +49,7 @@ Json process_json(const ProcessReport& p) {
   Json progress = nullptr;
   if (p.progress) progress = Json::array({p.progress->first, p.progress->second});
   return {{"name", p.name},
-          {"pid", p.pid},
+          {"pid", p.ended ? Json(nullptr) : Json(p.pid)},
           {"generation", p.generation},
           {"state", std::string(state_of(p))},
           {"phase", std::string(name(p.phase))},

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <fcntl.h>
 #include <filesystem>
+#include <optional>
 #include <sqlite3.h>
 #include <system_error>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <SQLiteCpp/Exception.h>
 #include <SQLiteCpp/Statement.h>
 #include <SQLiteCpp/Transaction.h>
+#include <sys/stat.h>
 
 #include "common/error.h"
 #include "common/log.h"
@@ -58,6 +60,14 @@ std::string move_aside(const std::string& path) {
   return target;
 }
 
+/// Whether the path still names the file behind the descriptor.
+bool is_file(const UniqueFd& fd, const std::string& path) {
+  struct stat ours {
+  }, named{};
+  return ::fstat(fd.get(), &ours) == 0 && ::stat(path.c_str(), &named) == 0 && ours.st_ino == named.st_ino &&
+         ours.st_dev == named.st_dev;
+}
+
 int schema_version(SQLite::Database& db) {
   SQLite::Statement query(db, "PRAGMA user_version");
   return query.executeStep() ? query.getColumn(0).getInt() : 0;
@@ -101,7 +111,11 @@ TimeMs now_ms() {
 DirectoryLock DirectoryLock::acquire(const std::string& dir) {
   make_dirs(dir, 0750);
   const std::string path = dir + "/agent.lock";
-  auto fd = try_lock(path);
+  std::optional<UniqueFd> fd;
+  do {
+    fd = try_lock(path);
+    // Its last holder may have removed the file between our opening and locking it.
+  } while (fd && !is_file(*fd, path));
   if (!fd) {
     std::string holder = "another process";
     try {
@@ -118,7 +132,11 @@ DirectoryLock DirectoryLock::acquire(const std::string& dir) {
       pwrite(fd->get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
     throw_errno(Code::unavailable, "cannot write " + path);
   }
-  return DirectoryLock(std::move(*fd));
+  return {std::move(*fd), path};
+}
+
+DirectoryLock::~DirectoryLock() {
+  if (fd_) ::unlink(path_.c_str());
 }
 
 Database::Database(std::unique_ptr<SQLite::Database> db, std::string moved_aside)

@@ -27,15 +27,19 @@ struct Migration {
 };
 std::span<const Migration> migrations();
 
-/// Held by the one agent that owns a state folder.
+/// Held by the one agent that owns a folder. Its file goes with it.
 class DirectoryLock {
  public:
   /// Creates the folder if needed. Throws Error(busy) naming the process that holds it.
   static DirectoryLock acquire(const std::string& dir);
+  DirectoryLock(DirectoryLock&&) noexcept = default;
+  DirectoryLock& operator=(DirectoryLock&&) = delete;
+  ~DirectoryLock();
 
  private:
-  explicit DirectoryLock(UniqueFd fd) : fd_(std::move(fd)) {}
+  DirectoryLock(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
   UniqueFd fd_;
+  std::string path_;
 };
 
 /// An open, migrated database. Thread-safe: every access holds its mutex.

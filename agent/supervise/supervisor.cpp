@@ -58,6 +58,8 @@ void Supervisor::pause() {
   stopping_ = true;
   wake();
   if (thread_.joinable()) thread_.join();
+  // Only an empty folder goes.
+  ::rmdir((options_.run_dir + "/notify").c_str());
 }
 
 void Supervisor::wake() noexcept {
