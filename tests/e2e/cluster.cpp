@@ -265,7 +265,8 @@ Json LocalCluster::process(const std::string& name) const {
 
 pid_t LocalCluster::process_pid(const std::string& name) const {
   const Json one = process(name);
-  return one.is_object() && one["pid"].is_number() ? one["pid"].get<pid_t>() : 0;
+  if (!one.is_object() || one.value("state", "") == "exited" || !one["pid"].is_number()) return 0;
+  return one["pid"].get<pid_t>();
 }
 
 std::string LocalCluster::api_url() const {

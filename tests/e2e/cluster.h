@@ -74,6 +74,7 @@ class LocalCluster {
   int64_t generation() const;
   /// Member of status.nodes[].processes[]; null when there is none.
   Json process(const std::string& name) const;
+  /// Its pid; 0 when it does not run.
   pid_t process_pid(const std::string& name) const;
 
   std::string api_url() const;
