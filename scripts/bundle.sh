@@ -58,22 +58,29 @@ exec "\$here/lib/$loader" --library-path "\$here/lib" "\$here/libexec/$(basename
 SH
   chmod +x "$dir/$wrapper"
 done
-[ "$models" = 0 ] || cp -r models "$dir/models"
+if [ "$models" = 1 ] || [ "$check" = 1 ]; then cp -r models "$dir/models"; fi
 note "$(du -sh "$dir" | cut -f1) in $dir: $(find "$dir/lib" -type f | wc -l) libraries; run $dir/glm53ctl"
 
 [ "$check" = 1 ] || exit 0
 say "check: the programs with nothing but the bundle"
-for program in "${programs[@]}"; do
-  if [ "$(id -u)" = 0 ] && chroot "$dir" "/lib/$loader" --library-path /lib /libexec/glm53ctl --version >/dev/null 2>&1; then
-    where="an empty root"
-    out=$(env -i "$(command -v chroot)" "$dir" "/lib/$loader" --library-path /lib "/libexec/$program" --version 2>&1) ||
-      die "$program does not run in an empty root: $out"
+# in_bundle PROGRAM ARGUMENT..: in an empty root when that is allowed, else with an empty environment.
+root_works=0
+if [ "$(id -u)" = 0 ] && chroot "$dir" "/lib/$loader" --library-path /lib /libexec/glm53ctl --version >/dev/null 2>&1; then root_works=1; fi
+in_bundle() {
+  local program=$1
+  shift
+  if [ "$root_works" = 1 ]; then
+    env -i "$(command -v chroot)" "$dir" "/lib/$loader" --library-path /lib "/libexec/$program" "$@" 2>&1
   else
-    where="its folder"
-    out=$(cd "$dir/lib" && env -i "$dir/lib/$loader" --library-path "$dir/lib" "$dir/libexec/$program" --version 2>&1) ||
-      die "$program does not run: $out"
-    foreign=$("$dir/lib/$loader" --library-path "$dir/lib" --list "$dir/libexec/$program" | grep '=> /' | grep -v "=> $dir/" || true)
-    [ -z "$foreign" ] || die "$program uses libraries outside the bundle: $foreign"
+    (cd "$dir" && env -i "lib/$loader" --library-path lib "libexec/$program" "$@" 2>&1)
   fi
-  note "$program runs in $where: $(head -n 1 <<<"$out")"
+}
+for program in "${programs[@]}"; do
+  out=$(in_bundle "$program" --version) || die "$program does not run: $out"
+  note "$program runs: $(head -n 1 <<<"$out")"
+  foreign=$("$dir/lib/$loader" --library-path "$dir/lib" --list "$dir/libexec/$program" | grep '=> /' | grep -v "=> $dir/" || true)
+  [ -z "$foreign" ] || die "$program uses libraries outside the bundle: $foreign"
 done
+out=$(in_bundle glm53-engine check --model models/glm53-tiny) || die "the engine does not read its model: $out"
+note "glm53-engine reads models/glm53-tiny"
+if [ "$root_works" = 1 ]; then note "all of it in a root folder without anything else"; fi
