@@ -29,10 +29,10 @@ jobs_here() {
 build_tree() {
   local dir=$1 targets=$2
   shift 2
-  mkdir -p "$(dirname "$dir")"
-  cmake -S "$root" -B "$dir" -G Ninja "$@" >"$dir.configure.log" 2>&1 || {
-    tail -n 20 "$dir.configure.log" >&2
-    die "cmake could not configure $dir" "scripts/deps.sh, then again; the whole log is $dir.configure.log"
+  mkdir -p "$dir"
+  cmake -S "$root" -B "$dir" -G Ninja "$@" >"$dir/configure.log" 2>&1 || {
+    tail -n 20 "$dir/configure.log" >&2
+    die "cmake could not configure $dir" "scripts/deps.sh, then again; the whole log is $dir/configure.log"
   }
   local ninja=(ninja -C "$dir" -j "$(jobs_here)")
   # shellcheck disable=SC2086

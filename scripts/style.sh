@@ -23,7 +23,7 @@ check() {
 sources() { git ls-files -- '*.cpp' '*.h' '*.cu' '*.cuh'; }
 
 if command -v clang-format-16 >/dev/null 2>&1; then
-  sources | xargs -r clang-format-16 --dry-run 2>&1 | grep -E '(error|warning):' | check "format (clang-format-16)" || true
+  sources | xargs -r clang-format-16 --dry-run 2>&1 | grep -E '(error|warning):' | cut -d: -f1 | uniq -c | check "format (clang-format-16)" || true
 else
   note "left out: format (clang-format-16 is not installed)"
 fi
