@@ -6,7 +6,7 @@ say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 note() { printf '    %s\n' "$*"; }
 # die "what is wrong" "what would help"
 die() {
-  printf '\033[31merror:\033[0m %s\n' "$1" >&2
+  if [ -t 2 ] && [ -z "${NO_COLOR:-}" ]; then printf '\033[31merror:\033[0m %s\n' "$1" >&2; else printf 'error: %s\n' "$1" >&2; fi
   [ $# -lt 2 ] || printf '  try: %s\n' "$2" >&2
   exit 1
 }
