@@ -145,8 +145,16 @@ TOML
 start_agent() {
   local node=$1 pid
   if pid=$(agent_pid "$node"); then
-    note "the agent of the $node runs already (pid $pid)"
-    return 0
+    if [[ $(readlink "/proc/$pid/exe") != *' (deleted)' ]]; then
+      note "the agent of the $node runs already (pid $pid)"
+      return 0
+    fi
+    note "the agent of the $node is from an earlier build; the new one takes over its processes"
+    kill "$pid" 2>/dev/null || true
+    for _ in $(seq 100); do
+      agent_pid "$node" >/dev/null || break
+      sleep 0.1
+    done
   fi
   (umask 077 && mkdir -p "$(run_dir "$node")" "$home/$node/logs")
   setsid "$bin/glm53-agent" --config "$home/$node/config.toml" >>"$home/$node/logs/agent.out" 2>&1 </dev/null &
