@@ -3,6 +3,7 @@
 //   bench_comm [iterations]        prints a table and one JSON line
 // Each rank is a process. The median of rank 0 is reported; the ranks run in lock step, so theirs are alike.
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -131,6 +132,8 @@ int main(int argc, char** argv) {
   try {
     const int iterations = argc > 1 ? std::atoi(argv[1]) : 2000;
     if (iterations < 1) throw glm53::Error(glm53::Code::usage, "usage: bench_comm [iterations]");
+    if (std::signal(SIGPIPE, SIG_IGN) == SIG_ERR)
+      throw glm53::Error(glm53::Code::internal, "SIGPIPE cannot be ignored");
     return glm53::run(iterations);
   } catch (const std::exception& e) {
     std::cerr << "bench_comm: " << e.what() << '\n';

@@ -32,6 +32,7 @@ class Communicator {
 std::unique_ptr<Communicator> make_single_communicator();
 /// Gloo over TCP on `bind_address`. The rendezvous store runs over the control links: rank 0 holds one link to every
 /// other rank, in rank order; the others hold one to rank 0. Every call waits at most `timeout`.
+/// The process must ignore SIGPIPE: Gloo writes to lost peers without MSG_NOSIGNAL.
 std::unique_ptr<Communicator> make_gloo_communicator(Shard shard, const std::string& bind_address,
                                                      std::span<ControlLink* const> links,
                                                      std::chrono::milliseconds timeout);
