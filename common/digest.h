@@ -18,7 +18,7 @@ class Sha256 {
   Sha256();
   ~Sha256();
   void update(std::string_view data);
-  std::string hex();   ///< finishes
+  std::string hex();  ///< finishes
 
  private:
   struct Impl;

@@ -10,18 +10,18 @@ namespace glm53 {
 /// What kind of thing went wrong. Mapped to HTTP, rank exit and glm53ctl exit codes in error.cpp and nowhere else.
 enum class Code {
   ok,
-  usage,        ///< the caller's request or arguments are wrong
-  config,       ///< a configuration file or setting is wrong
-  weights,      ///< a checkpoint is missing, damaged or not what its config says
-  memory,       ///< not enough memory
-  fabric,       ///< the ranks cannot reach each other
-  peer_lost,    ///< another rank or node went away
-  device,       ///< the accelerator failed
-  stalled,      ///< no progress within a limit
-  busy,         ///< held by somebody else (lease, port, state directory)
+  usage,      ///< the caller's request or arguments are wrong
+  config,     ///< a configuration file or setting is wrong
+  weights,    ///< a checkpoint is missing, damaged or not what its config says
+  memory,     ///< not enough memory
+  fabric,     ///< the ranks cannot reach each other
+  peer_lost,  ///< another rank or node went away
+  device,     ///< the accelerator failed
+  stalled,    ///< no progress within a limit
+  busy,       ///< held by somebody else (lease, port, state directory)
   not_found,
   denied,
-  overloaded,   ///< a queue is full; try again
+  overloaded,  ///< a queue is full; try again
   cancelled,
   corrupt,      ///< data does not match its digest or format
   unavailable,  ///< not now, or not in this build

@@ -20,7 +20,11 @@ class UniqueFd {
   ~UniqueFd() { reset(); }
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
-  int release() { int f = fd_; fd_ = -1; return f; }
+  int release() {
+    int f = fd_;
+    fd_ = -1;
+    return f;
+  }
   void reset();
 
  private:
@@ -42,7 +46,8 @@ class FileOps {
 std::string read_file(const std::string& path, size_t limit = size_t{1} << 30);
 /// Everything from a descriptor until its end.
 std::string read_all(int fd, size_t limit = size_t{1} << 26);
-/// Atomic and durable: temporary file beside it, fsync, rename, fsync of the folder. An error leaves the old file as it was.
+/// Atomic and durable: temporary file beside it, fsync, rename, fsync of the folder. An error leaves the old file as it
+/// was.
 void write_file(const std::string& path, std::string_view content, int mode = 0644, FileOps& ops = FileOps::real());
 /// mkdir -p.
 void make_dirs(const std::string& path, int mode = 0755);

@@ -123,7 +123,7 @@ void Session::post_close(bool only_idle) {
   });
 }
 
-// ---- input ---------------------------------------------------------------------------------------------------------
+// ---- input ----
 
 void Session::wait_readable() {
   if (waiting_readable_ || state_ == State::closed) return;
@@ -212,7 +212,7 @@ void Session::enter_body() {
   }
 }
 
-// ---- requests ------------------------------------------------------------------------------------------------------
+// ---- requests ----
 
 void Session::begin_exchange() {
   state_ = State::handling;
@@ -286,7 +286,7 @@ void Session::refuse(int status, const std::string& what) {
   exchange_->send(context_->describe(request, HttpError(status, what)));
 }
 
-// ---- output --------------------------------------------------------------------------------------------------------
+// ---- output ----
 
 void Session::flush() {
   if (state_ != State::handling || !exchange_) return;
@@ -369,7 +369,7 @@ void Session::linger() {
   wait_readable();
 }
 
-// ---- ends ----------------------------------------------------------------------------------------------------------
+// ---- ends ----
 
 void Session::lost() {
   const auto exchange = std::move(exchange_);

@@ -15,8 +15,8 @@ struct JsonLimits {
   /// Integers beyond 64 bits become a binary value that holds their digits (engine/text prints them); else a double.
   bool keep_big_integers = false;
 };
-/// Throws Error(usage) with line and column for invalid JSON, invalid UTF-8, too deep, too large or with too many values; lone surrogate escapes become U+FFFD.
-/// Members keep their order; of duplicate keys the last wins.
+/// Throws Error(usage) with line and column for invalid JSON, invalid UTF-8, too deep, too large or with too many
+/// values; lone surrogate escapes become U+FFFD. Members keep their order; of duplicate keys the last wins.
 nlohmann::ordered_json parse_json(std::string_view text, const JsonLimits& limits = {});
 /// One line, invalid UTF-8 replaced, never throws.
 std::string dump(const nlohmann::ordered_json& value);

@@ -18,9 +18,17 @@ void add_secret(std::string secret);
 std::string redact(std::string line);
 
 void write(Level level, std::string_view text);
-inline void debug(std::string_view text) { write(Level::debug, text); }
-inline void info(std::string_view text) { write(Level::info, text); }
-inline void warn(std::string_view text) { write(Level::warn, text); }
-inline void error(std::string_view text) { write(Level::error, text); }
+inline void debug(std::string_view text) {
+  write(Level::debug, text);
+}
+inline void info(std::string_view text) {
+  write(Level::info, text);
+}
+inline void warn(std::string_view text) {
+  write(Level::warn, text);
+}
+inline void error(std::string_view text) {
+  write(Level::error, text);
+}
 
 }  // namespace glm53::log

@@ -1,14 +1,14 @@
 // Stream sockets with deadlines: TCP and unix.
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
+
+#include <sys/types.h>
 
 #include "common/file.h"
 
@@ -21,13 +21,18 @@ UniqueFd listen_tcp(const std::string& address, uint16_t port, int backlog = 102
 uint16_t local_port(int fd);
 /// Connected TCP socket with TCP_NODELAY. Throws Error(unavailable).
 UniqueFd connect_tcp(const std::string& address, uint16_t port, Deadline deadline);
-/// Listening unix socket; replaces a stale file nobody listens on, throws Error(busy) when somebody does. Paths of up to 107 bytes.
+/// Listening unix socket; replaces a stale file nobody listens on, throws Error(busy) when somebody does. Paths of up
+/// to 107 bytes.
 UniqueFd listen_unix(const std::string& path, int mode = 0600);
 UniqueFd connect_unix(const std::string& path);
 /// Accepts one connection; an empty UniqueFd at the deadline.
 UniqueFd accept_until(int listener, Deadline deadline);
 
-struct PeerCredentials { pid_t pid = 0; uid_t uid = 0; gid_t gid = 0; };
+struct PeerCredentials {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  gid_t gid = 0;
+};
 PeerCredentials peer_credentials(int unix_socket);
 
 /// Whole buffers. Throw Error(peer_lost) at the end of the stream or on a reset; SIGPIPE is never raised.

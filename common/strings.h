@@ -13,15 +13,25 @@
 namespace glm53 {
 
 namespace detail {
-inline void append(std::string& out, std::string_view s) { out += s; }
-inline void append(std::string& out, char c) { out += c; }
-inline void append(std::string& out, const char* s) { out += s; }
+inline void append(std::string& out, std::string_view s) {
+  out += s;
+}
+inline void append(std::string& out, char c) {
+  out += c;
+}
+inline void append(std::string& out, const char* s) {
+  out += s;
+}
 // A template, so that a pointer does not become a bool.
 template <std::same_as<bool> T>
-void append(std::string& out, T b) { out += b ? "true" : "false"; }
+void append(std::string& out, T b) {
+  out += b ? "true" : "false";
+}
 template <std::integral T>
   requires(!std::same_as<T, char> && !std::same_as<T, bool>)
-void append(std::string& out, T v) { out += std::to_string(v); }
+void append(std::string& out, T v) {
+  out += std::to_string(v);
+}
 void append(std::string& out, double v);
 }  // namespace detail
 

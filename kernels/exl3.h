@@ -1,4 +1,5 @@
-// EXL3 decoding for hosts: the format in one place (spec exl3 §1–§3). Used by the CPU backend, by loaders that check tensors, and by tests.
+// EXL3 decoding for hosts: the format in one place (spec exl3 §1–§3). Used by the CPU backend, by loaders that check
+// tensors, and by tests.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,9 @@ std::span<const float> code_table(Codebook codebook);
 /// State of trellis element i (0 … 255) of a tile of 16·bits words.
 uint16_t state_at(std::span<const uint16_t> tile, int bits, int i);
 /// Row (k) and column (n) of trellis element i inside its 16×16 tile.
-struct Position { int k, n; };
+struct Position {
+  int k, n;
+};
 Position position_of(int i);
 /// Orthonormal Hadamard transform of 128 values in place, natural order.
 void hadamard128(float* v);

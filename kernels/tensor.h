@@ -17,10 +17,19 @@ enum class Place : uint8_t { host, pinned, device };
 
 constexpr size_t size_of(Dtype t) {
   switch (t) {
-    case Dtype::f32: case Dtype::i32: return 4;
-    case Dtype::bf16: case Dtype::f16: case Dtype::i16: return 2;
-    case Dtype::e4m3: case Dtype::i8: case Dtype::u8: return 1;
-    case Dtype::i64: return 8;
+    case Dtype::f32:
+    case Dtype::i32:
+      return 4;
+    case Dtype::bf16:
+    case Dtype::f16:
+    case Dtype::i16:
+      return 2;
+    case Dtype::e4m3:
+    case Dtype::i8:
+    case Dtype::u8:
+      return 1;
+    case Dtype::i64:
+      return 8;
   }
   return 0;
 }
@@ -99,7 +108,9 @@ class Arena {
   explicit Arena(Buffer memory) : memory_(std::move(memory)) {}
   /// Throws Error(memory) naming wanted and free bytes when the plan was too small.
   Tensor take(Dtype dtype, std::span<const int64_t> shape);
-  Tensor take(Dtype dtype, std::initializer_list<int64_t> shape) { return take(dtype, std::span(shape.begin(), shape.size())); }
+  Tensor take(Dtype dtype, std::initializer_list<int64_t> shape) {
+    return take(dtype, std::span(shape.begin(), shape.size()));
+  }
   size_t mark() const { return at_; }
   void reset(size_t mark) { at_ = mark; }
   size_t high_water() const { return high_; }

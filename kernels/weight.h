@@ -16,7 +16,18 @@ class Ops;
 
 enum class WeightFormat : uint8_t { f32, bf16, fp8_row, fp8_g128, int4_g32, exl3 };
 /// Which part of the model a weight belongs to; the unit in which a FormatPolicy speaks.
-enum class WeightGroup : uint8_t { kda_in, kda_out, mla, indexer, shared_expert, dense_mlp, routed_expert, head, drafter, exact };
+enum class WeightGroup : uint8_t {
+  kda_in,
+  kda_out,
+  mla,
+  indexer,
+  shared_expert,
+  dense_mlp,
+  routed_expert,
+  head,
+  drafter,
+  exact
+};
 inline constexpr int kWeightGroups = 10;
 
 /// EXL3 codebooks (spec exl3 §2).
@@ -26,7 +37,8 @@ enum class Codebook : uint32_t { three_inst = 0, mcg = 1, mul1 = 2 };
 struct Weight {
   WeightFormat format{};
   int64_t out = 0, in = 0;
-  Tensor codes;     ///< f32/bf16: [out, in] row-major (conv1d [C,1,4] arrives as [C,4]). exl3: i16 [in/16, out/16, 16·bits]
+  Tensor
+      codes;  ///< f32/bf16: [out, in] row-major (conv1d [C,1,4] arrives as [C,4]). exl3: i16 [in/16, out/16, 16·bits]
   Tensor scales;    ///< fp8_row f32 [out]; fp8_g128 f32 [out/128, in/128]; int4_g32 [out, in/32]
   Tensor suh, svh;  ///< exl3: f16 [in], f16 [out]
   int bits = 0;     ///< exl3: bits per weight, 1 … 8
@@ -57,18 +69,20 @@ enum class Split : int8_t {
 /// One tensor of a stack: matrices over the same input put on top of each other, so that one product serves all.
 struct StackPart {
   std::string name;
-  Split split = Split::none;   ///< none or rows
+  Split split = Split::none;  ///< none or rows
 };
 
-/// Gives out weights in the format of the policy and cut for one shard: from a checkpoint (slice and convert) or from a prepared folder.
-/// The memory of a Weight belongs to the source and lives as long as it.
+/// Gives out weights in the format of the policy and cut for one shard: from a checkpoint (slice and convert) or from a
+/// prepared folder. The memory of a Weight belongs to the source and lives as long as it.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
-  /// `name` is the tensor's full name in the checkpoint; for an EXL3 linear the name without ".weight" or ".trellis" suffix works too.
-  /// Throws Error(weights) when it is missing, or the shard's cut is not allowed (EXL3 and quantised formats: multiples of 128).
+  /// `name` is the tensor's full name in the checkpoint; for an EXL3 linear the name without ".weight" or ".trellis"
+  /// suffix works too. Throws Error(weights) when it is missing, or the shard's cut is not allowed (EXL3 and quantised
+  /// formats: multiples of 128).
   virtual Weight take(std::string_view name, WeightGroup group, Split split) = 0;
-  /// The rows of several plain (f32 or bf16) tensors of one width and dtype as one weight, in the given order, each cut as it says.
+  /// The rows of several plain (f32 or bf16) tensors of one width and dtype as one weight, in the given order, each cut
+  /// as it says.
   virtual Weight take_stacked(std::span<const StackPart> parts, WeightGroup group) = 0;
   virtual bool has(std::string_view name) const = 0;
   /// Digest of sources, policy, shard and layout version; the key of a prepared folder.
@@ -78,6 +92,7 @@ class WeightSource {
 };
 
 /// Opens a checkpoint folder (model.safetensors, or shards with an index). Implemented in engine/loader.
-std::unique_ptr<WeightSource> open_checkpoint(const std::string& dir, const FormatPolicy& policy, Shard shard, Ops& ops);
+std::unique_ptr<WeightSource> open_checkpoint(const std::string& dir, const FormatPolicy& policy, Shard shard,
+                                              Ops& ops);
 
 }  // namespace glm53

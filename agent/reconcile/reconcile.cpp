@@ -65,7 +65,7 @@ class Planner {
   }
 
  private:
-  // ---- observation -------------------------------------------------------------------------------------------------
+  // ---- observation ----
   const ObservedNode* node_named(const std::string& name) const {
     const auto it =
         std::find_if(o_.nodes.begin(), o_.nodes.end(), [&](const ObservedNode& n) { return n.name == name; });
@@ -149,7 +149,7 @@ class Planner {
     return {};
   }
 
-  // ---- why the current generation has to end ------------------------------------------------------------------------
+  // ---- why the current generation has to end ----
   std::optional<Reason> ending_reason() const {
     const ObservedGeneration& g = *o_.generation;
     if (g.ending != Cause::none) return Reason{g.ending, g.ending_code, g.ending_reason};
@@ -205,7 +205,7 @@ class Planner {
     return std::nullopt;
   }
 
-  // ---- actions -----------------------------------------------------------------------------------------------------
+  // ---- actions ----
   bool taken(const std::string& node) const {
     return std::any_of(out_.begin(), out_.end(), [&](const NodeAction& a) { return a.node == node; });
   }

@@ -14,9 +14,9 @@ enum class MlpKind : uint8_t { dense, sparse };
 struct ModelConfig {
   int64_t vocab = 0, hidden = 0;
   int layers = 0, mtp_layers = 0;
-  std::vector<AttentionKind> attention;   ///< per backbone layer
-  std::vector<MlpKind> mlp;               ///< per backbone layer
-  std::vector<bool> shared_indexer;       ///< per backbone layer: reuses the selection of layer i-1
+  std::vector<AttentionKind> attention;  ///< per backbone layer
+  std::vector<MlpKind> mlp;              ///< per backbone layer
+  std::vector<bool> shared_indexer;      ///< per backbone layer: reuses the selection of layer i-1
   float rms_eps = 0, swiglu_limit = 0;
   int64_t intermediate = 0, moe_intermediate = 0;
   int experts = 0, shared_experts = 0, experts_per_token = 0, groups = 1, top_groups = 1;
@@ -32,7 +32,7 @@ struct ModelConfig {
   std::vector<int32_t> eos;
   int32_t pad = 0;
   bool has_vision = false;
-  std::string digest;                     ///< sha256 of the file's bytes
+  std::string digest;  ///< sha256 of the file's bytes
 
   int mla_layers() const;
   int kda_layers() const;
@@ -46,7 +46,8 @@ struct ModelConfig {
 ModelConfig parse_model_config(const std::string& json_text, const std::string& where);
 ModelConfig load_model_config(const std::string& dir);
 
-/// What rank r of n keeps of each divided dimension. Throws Error(config) with the reason when n does not divide the model.
+/// What rank r of n keeps of each divided dimension. Throws Error(config) with the reason when n does not divide the
+/// model.
 struct ShardPlan {
   int rank = 0, size = 1;
   int kda_heads = 0, heads = 0;

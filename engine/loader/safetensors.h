@@ -13,14 +13,15 @@
 namespace glm53 {
 
 struct TensorInfo {
-  std::string file;            ///< file name inside the folder
+  std::string file;  ///< file name inside the folder
   Dtype dtype{};
   std::vector<int64_t> shape;
-  uint64_t begin = 0, end = 0; ///< byte range inside the file
+  uint64_t begin = 0, end = 0;  ///< byte range inside the file
 };
 
-/// One file. Throws Error(weights) naming file, field and what would be right: truncated, header too long, invalid JSON, unknown dtype,
-/// negative or overflowing shape, range outside the file, overlap, gap, size that contradicts the shape.
+/// One file. Throws Error(weights) naming file, field and what would be right: truncated, header too long, invalid
+/// JSON, unknown dtype, negative or overflowing shape, range outside the file, overlap, gap, size that contradicts the
+/// shape.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -31,8 +32,8 @@ class SafetensorsFile {
   std::span<const std::byte> bytes(const TensorInfo& info) const;
   /// Text of the header.
   std::string_view header() const;
-  /// Read-only view of a tensor; valid as long as this object. Throws Error(weights) for rank > 4, or when the file does not align the
-  /// tensor to its element (the format does not promise it; use bytes() then).
+  /// Read-only view of a tensor; valid as long as this object. Throws Error(weights) for rank > 4, or when the file
+  /// does not align the tensor to its element (the format does not promise it; use bytes() then).
   Tensor view(std::string_view name) const;
   bool has(std::string_view name) const;
 
@@ -64,8 +65,9 @@ class Checkpoint {
 };
 
 struct ModelConfig;
-/// Checks the inventory before compute: every tensor of the text model (and MTP layer) present with the right shape and dtype, none surplus
-/// (vision tensors are allowed and not needed). Collects all findings into one Error(weights), a line each: tensor, file, found, expected.
+/// Checks the inventory before compute: every tensor of the text model (and MTP layer) present with the right shape and
+/// dtype, none surplus (vision tensors are allowed and not needed). Collects all findings into one Error(weights), a
+/// line each: tensor, file, found, expected.
 void check_inventory(const Checkpoint& checkpoint, const ModelConfig& config);
 /// True when the routed experts of the checkpoint are EXL3-packed.
 bool has_exl3_experts(const Checkpoint& checkpoint);

@@ -14,7 +14,7 @@
 namespace glm53 {
 
 struct ModelLimits {
-  int max_rows = 512;      ///< rows of one step
+  int max_rows = 512;  ///< rows of one step
   int max_seqs = 16;
   int max_context = 4096;  ///< tokens of one sequence
   int max_window = 16;
@@ -22,13 +22,13 @@ struct ModelLimits {
   KvFormat kv = KvFormat::f32;
 };
 
-/// Intermediate values for golden tests; filled only where the pointer is set. Called after each stage with a name such as "layer3.streams",
-/// "layer3.attn.in", "mla3.selected", "norm".
+/// Intermediate values for golden tests; filled only where the pointer is set. Called after each stage with a name such
+/// as "layer3.streams", "layer3.attn.in", "mla3.selected", "norm".
 using Probe = std::function<void(const std::string& name, Tensor value)>;
 
 struct ForwardOut {
-  Tensor logits;   ///< f32 [logit_rows][vocab] on rank 0, empty elsewhere; overwritten by the next forward
-  Tensor hidden;   ///< act [R][H] after the final norm
+  Tensor logits;  ///< f32 [logit_rows][vocab] on rank 0, empty elsewhere; overwritten by the next forward
+  Tensor hidden;  ///< act [R][H] after the final norm
 };
 
 class Model {
@@ -49,15 +49,22 @@ class Model {
 using LoadProgress = std::function<void(uint64_t done, uint64_t total)>;
 
 /// Checks the inventory, then loads this rank's part of the checkpoint in `dir`. `ops` and `comm` outlive the model.
-std::unique_ptr<Model> load_model(const std::string& dir, const FormatPolicy& policy, const ModelLimits& limits, Ops& ops, Communicator& comm,
-                                  const LoadProgress& progress = {});
+std::unique_ptr<Model> load_model(const std::string& dir, const FormatPolicy& policy, const ModelLimits& limits,
+                                  Ops& ops, Communicator& comm, const LoadProgress& progress = {});
 
 /// Allocates pools of the given sizes for a geometry (block 0 is never used, so `blocks` must be ≥ 2).
-struct PoolSizes { int blocks = 0, slots = 0, snaps = 0; };
-struct OwnedCaches { std::vector<Buffer> memory; Caches caches; };
+struct PoolSizes {
+  int blocks = 0, slots = 0, snaps = 0;
+};
+struct OwnedCaches {
+  std::vector<Buffer> memory;
+  Caches caches;
+};
 OwnedCaches make_caches(const CacheGeometry& geometry, const PoolSizes& sizes, Ops& ops);
 /// Bytes of one block, slot and snapshot, for the ledger.
-struct PoolUnit { size_t block = 0, slot = 0, snap = 0; };
+struct PoolUnit {
+  size_t block = 0, slot = 0, snap = 0;
+};
 PoolUnit pool_unit(const CacheGeometry& geometry, Dtype activation);
 
 }  // namespace glm53

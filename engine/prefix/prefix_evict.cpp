@@ -23,7 +23,7 @@ bool is_loose(const Node& node) {
 
 }  // namespace
 
-// ---- structure ------------------------------------------------------------------------------------------------------
+// ---- structure ----
 
 void Index::ref(Node& node) {
   if (node.refs++ == 0)
@@ -119,7 +119,7 @@ void Index::drop_if_unused(Root& root) {
     roots_.erase(roots_.find(root.salt));
 }
 
-// ---- eviction -------------------------------------------------------------------------------------------------------
+// ---- eviction ----
 
 Freed Index::evict_blocks(size_t want) {
   Freed freed;
@@ -206,7 +206,7 @@ Freed Index::clear() {
   return freed;
 }
 
-// ---- state ----------------------------------------------------------------------------------------------------------
+// ---- state ----
 
 Contents Index::contents() const {
   Contents c;

@@ -58,7 +58,7 @@ Index::Index(const Options& options) : options_(options) {
     throw Error(Code::internal, "prefix index: the half-life must be positive, the interval not negative");
 }
 
-// ---- leases ---------------------------------------------------------------------------------------------------------
+// ---- leases ----
 
 const Index::Lease& Index::lease_of(LeaseId id) const {
   const auto at = leases_.find(id);
@@ -164,7 +164,7 @@ void Index::require_held(const Lease& lease, std::span<const BlockId> blocks) co
   }
 }
 
-// ---- lookup ---------------------------------------------------------------------------------------------------------
+// ---- lookup ----
 
 int32_t Index::visible(const Prefix& prefix) const {
   const auto size = static_cast<int32_t>(prefix.tokens.size());
@@ -258,7 +258,7 @@ Hit Index::lookup(std::string_view salt, const Prefix& prefix, Time now, int32_t
   return hit;
 }
 
-// ---- insertion ------------------------------------------------------------------------------------------------------
+// ---- insertion ----
 
 void Index::require_valid(const Lease& lease, const Insertion& in) const {
   const auto size = static_cast<int32_t>(in.prefix.tokens.size());

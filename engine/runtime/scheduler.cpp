@@ -1,25 +1,21 @@
 // The policy, simple on purpose:
 //
 // * First come, first served. The oldest waiting request is admitted when a slot is free and the blocks for its whole
-// prompt and all its output are;
-//   they are taken at once. So every admitted request can finish whatever the others do, and nothing is ever preempted.
-//   A big request at the head of the queue holds back smaller ones behind it, until running ones end.
+//   prompt and all its output are; they are taken at once. So every admitted request can finish whatever the others do,
+//   and nothing is ever preempted. A big request at the head of the queue holds back smaller ones behind it, until
+//   running ones end.
 // * Every step runs all sequences that generate, one row each, and beside them at most prefill_chunk prompt tokens of
-// the oldest sequences that still
-//   read their prompt. A decoder so waits for at most one such piece between two tokens, and a prompt never waits for
-//   decoders to end.
+//   the oldest sequences that still read their prompt. A decoder so waits for at most one such piece between two
+//   tokens, and a prompt never waits for decoders to end.
 // * Prompt positions run in the chunk regime, in pieces that end on the absolute 64-token grid or at the end of the
-// prompt. The last prompt row gives the
-//   first output token. Positions behind the prompt run in the window regime. Which of the two depends on the position
-//   alone, so the numbers do not depend on who else is running.
+//   prompt. The last prompt row gives the first output token. Positions behind the prompt run in the window regime.
+//   Which of the two depends on the position alone, so the numbers do not depend on who else is running.
 // * A request that was running when a rank died comes back with the tokens already given out. They are rows like any
-// others of the window
-//   regime, up to max_window in a step where rows are left; sampling goes on behind them.
+//   others of the window regime, up to max_window in a step where rows are left; sampling goes on behind them.
 // * A window's rows are records until the next step of the sequence commits them (`replay`): without drafts all of
-// them.
+//   them.
 // * Cancelling frees slot and blocks at once. Plans run in order, so a later plan may give them to somebody else even
-// while the last one runs; the
-//   result that still comes is passed over.
+//   while the last one runs; the result that still comes is passed over.
 // * Priorities and fairness keys are not looked at yet.
 #include "engine/runtime/scheduler.h"
 
@@ -63,7 +59,6 @@ Scheduler::Scheduler(const SchedulerLimits& limits, SamplingTable& sampling, uin
 }
 
 // ---- arrival and end
-// ----------------------------------------------------------------------------------------------------------------------
 
 wire::Delta Scheduler::ended(const wire::Submit& request, size_t index, std::string finish) {
   wire::Delta d;
@@ -243,7 +238,6 @@ void Scheduler::release(Running::iterator at) {
 }
 
 // ---- steps
-// --------------------------------------------------------------------------------------------------------------------------------
 
 std::optional<StepPlan> Scheduler::plan(Time now) {
   expire(now);
@@ -347,7 +341,6 @@ std::vector<wire::Delta> Scheduler::take_deltas() {
 }
 
 // ---- looking at it
-// ------------------------------------------------------------------------------------------------------------------------
 
 wire::Stats Scheduler::stats() const {
   wire::Stats s;

@@ -26,7 +26,6 @@ Scheduler::Time wall_clock() {
 }  // namespace
 
 // ---- Controls
-// -----------------------------------------------------------------------------------------------------------------------------
 
 void Controls::on_change(std::function<void()> wake) {
   const std::lock_guard lock(mutex_);
@@ -59,7 +58,6 @@ wire::Stats Controls::stats() const {
 }
 
 // ---- rank 0
-// -------------------------------------------------------------------------------------------------------------------------------
 
 StepLoop::StepLoop(const LoopParts& parts, Scheduler& scheduler, std::string api_socket, const wire::Hello& hello)
     : parts_(parts), scheduler_(scheduler), api_socket_(std::move(api_socket)), hello_(hello) {}
@@ -181,7 +179,6 @@ void StepLoop::report(ApiLink& api) {
 }
 
 // ---- the other ranks
-// ----------------------------------------------------------------------------------------------------------------------
 
 namespace {
 

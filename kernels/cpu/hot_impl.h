@@ -12,7 +12,6 @@ inline int64_t smaller(int64_t a, int64_t b) {
 }
 
 // ---- dense
-// ----------------------------------------------------------------------------------------------------------------------------
 
 /// acc[r][o] += over depth of x[r]·w[o], eight lanes each.
 template <int Rows, int Outs, class W>
@@ -158,7 +157,6 @@ void dense(const DenseJob& job) {
 }
 
 // ---- EXL3
-// -----------------------------------------------------------------------------------------------------------------------------
 
 /// Rounds to the eleven significant bits of fp16, to nearest even. Codebook values never fall below fp16's normal
 /// range.
@@ -289,7 +287,6 @@ void trellis(const TrellisJob& job) {
 }
 
 // ---- small pieces
-// ---------------------------------------------------------------------------------------------------------------------
 
 inline void hadamard_block(float* v) {
   for (int i = 0; i < 128; i += 8) {  // distances 1, 2, 4

@@ -432,7 +432,6 @@ TEST_CASE("limits of time") {
 }
 
 // ---- a simulated world: every start converges, wherever something dies
-// ---------------------------------------------------
 
 namespace {
 

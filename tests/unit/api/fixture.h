@@ -1,8 +1,6 @@
 // What the tests of the API process share: the tiny model's tokenizer and settings, a fake rank, a running server.
 #pragma once
 
-#include <sys/socket.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -15,6 +13,7 @@
 #include <thread>
 
 #include <nlohmann/json.hpp>
+#include <sys/socket.h>
 
 #include "common/config.h"
 #include "common/error.h"
