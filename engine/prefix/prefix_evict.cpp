@@ -3,7 +3,6 @@
 // a shelf when that was the last child. As a leaf without a snapshot is all there is of its subtree, the first shelf is
 // exactly the orphans that can go.
 #include <algorithm>
-#include <cmath>
 
 #include "common/error.h"
 #include "common/strings.h"

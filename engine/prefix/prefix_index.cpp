@@ -11,7 +11,6 @@
 #include "engine/prefix/prefix_index.h"
 
 #include <algorithm>
-#include <cmath>
 #include <unordered_set>
 
 #include "common/error.h"
@@ -107,7 +106,7 @@ Freed Index::settle(LeaseId id) {
   if (lease.released) {
     const std::vector<BlockId> owned = std::move(lease.owned);
     Root& root = *lease.root;
-    // The root may go with the last lease; what the hit pinned has to go before.
+    // Before the lease, with which the root may go.
     if (root.retired && std::find(lease.held.begin(), lease.held.end(), touched) == lease.held.end())
       prune(touched, freed);
     close(id, owned, freed);
@@ -138,7 +137,6 @@ void Index::close(LeaseId id, std::span<const BlockId> blocks, Freed& freed) {
     if (!by_block_.contains(b)) freed.blocks.push_back(b);
   Root& root = *lease.root;
   leases_.erase(id);
-  --root.leases;
   std::sort(held.begin(), held.end(), [](const Node* a, const Node* b) { return a->depth > b->depth; });
   std::vector<uint64_t> ids;
   for (Node* n : held) {
@@ -148,6 +146,7 @@ void Index::close(LeaseId id, std::span<const BlockId> blocks, Freed& freed) {
   if (root.retired)
     for (const uint64_t node : ids)
       if (const auto at = nodes_.find(node); at != nodes_.end()) prune(&at->second, freed);
+  --root.leases;  // last: it keeps the root until here
   drop_if_unused(root);
 }
 
@@ -232,8 +231,7 @@ Hit Index::lookup(std::string_view salt, const Prefix& prefix, Time now, int32_t
   hit.position = found.position;
   Node& node = *found.node;
   Snapshot& snapshot = *node.snapshot_at(found.position - node.begin());
-  const double age = static_cast<double>((now - snapshot.last_use).count());
-  snapshot.uses = snapshot.uses * std::exp2(-age / static_cast<double>(options_.half_life.count())) + 1;
+  snapshot.uses = uses_at(snapshot, now) + 1;
   snapshot.last_use = now;
   snapshot.hit = true;
   ++snapshot.pins;
@@ -386,6 +384,10 @@ void Index::extend(Node& node, const Slice& slice) {
   list_as_loose(node);
 }
 
+double Index::uses_at(const Snapshot& snapshot, Time now) const {
+  return decayed(snapshot.uses, now - snapshot.last_use, options_.half_life);
+}
+
 void Index::absorb(Node& from, Node& into, Freed& freed) {
   const std::vector<Snapshot> moving = std::move(from.snaps);
   from.snaps.clear();
@@ -409,8 +411,10 @@ void Index::absorb_prefixes_of(Node& node, Freed& freed) {
 void Index::attach(Node& node, const Snapshot& snapshot, Freed& freed) {
   if (Snapshot* known = node.snapshot_at(snapshot.offset)) {
     if (class_weight(snapshot.cls) > class_weight(known->cls)) known->cls = snapshot.cls;
-    known->last_use = std::max(known->last_use, snapshot.last_use);
-    known->uses = std::max(known->uses, snapshot.uses);
+    const Time last_use = std::max(known->last_use, snapshot.last_use);
+    known->uses = std::max(uses_at(*known, last_use), uses_at(snapshot, last_use));
+    known->last_use = last_use;
+    known->hit = known->hit || snapshot.hit;
     freed.snaps.push_back(snapshot.id);
     ++counters_.snaps_surplus;
     return;

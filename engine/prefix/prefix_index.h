@@ -151,6 +151,7 @@ class Index {
   void absorb(Node& from, Node& into, Freed& freed);
   void absorb_prefixes_of(Node& node, Freed& freed);
   void attach(Node& node, const Snapshot& snapshot, Freed& freed);
+  double uses_at(const Snapshot& snapshot, Time now) const;
   void thin_above(Node& node, int32_t newest, Freed& freed);
 
   void ref(Node& node);

@@ -25,9 +25,12 @@ double class_weight(SnapClass cls) {
   throw Error(Code::internal, cat("no snapshot class ", static_cast<int>(cls)));
 }
 
+double decayed(double uses, Time since_use, Time half_life) {
+  return uses * std::exp2(-static_cast<double>(since_use.count()) / static_cast<double>(half_life.count()));
+}
+
 double value(SnapClass cls, double uses, Time since_use, int32_t saved, Time half_life) {
-  const double age = static_cast<double>(since_use.count()) / static_cast<double>(half_life.count());
-  return class_weight(cls) * uses * std::exp2(-age) * saved;
+  return class_weight(cls) * decayed(uses, since_use, half_life) * saved;
 }
 
 std::vector<Export> plan_exports(const ExportRequest& r) {

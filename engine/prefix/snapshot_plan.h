@@ -26,7 +26,10 @@ double class_weight(SnapClass cls);
 /// Half-life of the interest in a snapshot, as value() takes it.
 inline constexpr Time kHalfLife = std::chrono::minutes(30);
 
-/// Tokens a snapshot is expected to save: class weight · uses, halved every `half_life` since the last one · `saved`.
+/// `uses` halved every half_life.
+double decayed(double uses, Time since_use, Time half_life = kHalfLife);
+
+/// Tokens a snapshot is expected to save: class weight · uses, decayed since the last one · `saved`.
 /// `uses` counts its creation as one; `saved` is the distance to the next shallower snapshot of its path (or to 0).
 double value(SnapClass cls, double uses, Time since_use, int32_t saved, Time half_life = kHalfLife);
 
