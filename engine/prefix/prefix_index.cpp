@@ -99,8 +99,12 @@ Freed Index::settle(LeaseId id) {
   Lease& lease = at->second;
   Freed freed;
   if (lease.settled()) return freed;
-  --lease.restored->snapshot_at(lease.position - lease.restored->begin())->pins;
   Node* const touched = std::exchange(lease.restored, nullptr);
+  Snapshot& snapshot = *touched->snapshot_at(lease.position - touched->begin());
+  if (--snapshot.pins == 0 && lease.root->retired) {
+    freed.snaps.push_back(snapshot.id);
+    erase_snapshot(*touched, snapshot.id);
+  }
   unref(*touched);
   if (lease.copied != nullptr) unref(*std::exchange(lease.copied, nullptr));
   if (lease.released) {

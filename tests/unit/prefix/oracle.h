@@ -83,18 +83,21 @@ class Oracle {
       const BlockId id = table[static_cast<size_t>(begin / kBlockTokens)];
       const Block fresh{q.salt, origin(q, begin), first(q.tokens, to), false};
       const auto own = blocks_.find(id);
-      const bool covered = std::any_of(blocks_.begin(), blocks_.end(), [&](const auto& other) {
-        return other.first != id && other.second.salt == fresh.salt && other.second.origin == fresh.origin &&
-               begin_of(other.second.path) == begin && lcp(other.second.path, fresh.path) == to;
-      });
+      bool covered = false, perhaps = false;
+      for (const auto& [other, b] : blocks_) {
+        if (other == id || b.salt != fresh.salt || b.origin != fresh.origin || begin_of(b.path) != begin) continue;
+        if (lcp(b.path, fresh.path) == to) (b.doubtful ? perhaps : covered) = true;
+      }
       if (covered) {
         // With somebody's pin on it our shorter one stays, else it goes.
         if (own != blocks_.end() && static_cast<int32_t>(own->second.path.size()) < to) own->second.doubtful = true;
       } else if (own != blocks_.end()) {
         if (own->second.origin != fresh.origin) break;
         if (own->second.path.size() < fresh.path.size()) own->second = fresh;
+        own->second.doubtful = own->second.doubtful || perhaps;
       } else if (to - begin == kBlockTokens || wanted) {
         blocks_[id] = fresh;
+        blocks_[id].doubtful = perhaps;
       }
     }
   }
