@@ -75,34 +75,44 @@ class Oracle {
                 Time now) {
     const int32_t end = options_.share_output || q.request != 0 ? count : std::min(count, q.prompt);
     for (const NewSnapshot& s : snaps)
-      snaps_[s.id] = {q.salt, origin(q, (s.position - 1) / 64 * 64), first(q.tokens, s.position), s.cls, 1, now, false};
+      snaps_[s.id] = {
+          q.salt, origin(q, (s.position - 1) / 64 * 64), first(q.tokens, s.position), s.cls, 1, now, q.prompt, false};
     for (int32_t begin = 0; begin < end; begin += kBlockTokens) {
       const int32_t to = std::min(end, begin + kBlockTokens);
       const bool wanted = std::any_of(snaps.begin(), snaps.end(),
                                       [&](const NewSnapshot& s) { return s.position > begin && s.position <= to; });
       const BlockId id = table[static_cast<size_t>(begin / kBlockTokens)];
       const Block fresh{q.salt, origin(q, begin), first(q.tokens, to), false};
-      const auto own = blocks_.find(id);
-      bool covered = false, perhaps = false;
+      bool covered = false, perhaps = false, own = false, sure = true;
       for (const auto& [other, b] : blocks_) {
-        if (other == id || b.salt != fresh.salt || b.origin != fresh.origin || begin_of(b.path) != begin) continue;
-        if (lcp(b.path, fresh.path) == to) (b.doubtful ? perhaps : covered) = true;
+        if (other == id) {
+          own = true;
+          sure = sure && !b.doubtful;
+        } else if (b.salt == fresh.salt && b.origin == fresh.origin && begin_of(b.path) == begin &&
+                   lcp(b.path, fresh.path) == to) {
+          (b.doubtful ? perhaps : covered) = true;
+        }
       }
+      const bool worth_it = to - begin == kBlockTokens || wanted;
+      const auto is_own = [id](const auto& b) { return b.first == id; };
       if (covered) {
         // With somebody's pin on it our shorter one stays, else it goes.
-        if (own != blocks_.end() && static_cast<int32_t>(own->second.path.size()) < to) own->second.doubtful = true;
-      } else if (own != blocks_.end()) {
-        if (own->second.origin != fresh.origin) break;
-        if (own->second.path.size() < fresh.path.size()) own->second = fresh;
-        own->second.doubtful = own->second.doubtful || perhaps;
-      } else if (to - begin == kBlockTokens || wanted) {
-        blocks_[id] = fresh;
-        blocks_[id].doubtful = perhaps;
+        for (auto& [other, b] : blocks_)
+          if (other == id && static_cast<int32_t>(b.path.size()) < to) b.doubtful = true;
+      } else if (!own) {
+        if (worth_it) blocks_.push_back({id, {fresh.salt, fresh.origin, fresh.path, perhaps}});
+      } else {
+        const Block& old = std::find_if(blocks_.begin(), blocks_.end(), is_own)->second;
+        if (sure && old.origin != fresh.origin) break;
+        if (sure && old.path.size() >= fresh.path.size()) continue;
+        if (sure) std::erase_if(blocks_, is_own);
+        blocks_.push_back({id, {fresh.salt, fresh.origin, fresh.path, perhaps || !sure}});
       }
     }
   }
   /// Two snapshots of one state: what one knew, the other does now. Which other, when there are several, is not said.
-  void surplus(SnapId id) {
+  /// `sure`: it was new and not thinned out, so there is another.
+  void surplus(SnapId id, bool sure) {
     const auto gone = snaps_.find(id);
     if (gone == snaps_.end()) return;
     const Snap& g = gone->second;
@@ -114,11 +124,11 @@ class Oracle {
       const Time last = std::max(s->last_use, g.last_use);
       s->uses = std::max(uses_at(*s, last), uses_at(g, last));
       s->last_use = last;
-      s->vague = s->vague || g.vague || same.size() > 1;
+      s->vague = s->vague || g.vague || same.size() > 1 || !sure;
     }
   }
   void freed(const Freed& freed) {
-    for (const BlockId b : freed.blocks) blocks_.erase(b);
+    for (const BlockId id : freed.blocks) std::erase_if(blocks_, [id](const auto& b) { return b.first == id; });
     for (const SnapId s : freed.snaps) snaps_.erase(s);
   }
   void cleared() {
@@ -137,7 +147,8 @@ class Oracle {
       const auto size = static_cast<int32_t>(o.path.size());
       if (o.salt != s.salt || o.path.size() >= s.path.size() || lcp(o.path, s.path) != size) continue;
       all = std::max(all, size);
-      if (size % kBlockTokens == 0 && (o.origin == 0 || o.origin == s.origin)) on_grid = std::max(on_grid, size);
+      const uint64_t on_path = size <= s.prompt ? 0 : s.origin;
+      if (size % kBlockTokens == 0 && o.origin == on_path) on_grid = std::max(on_grid, size);
     }
     const auto of = [&](int32_t below) {
       return value(s.cls, s.uses, now - s.last_use, static_cast<int32_t>(s.path.size()) - below, options_.half_life);
@@ -158,6 +169,7 @@ class Oracle {
     SnapClass cls;
     double uses;
     Time last_use;
+    int32_t prompt;      // of the sequence it was taken from
     bool vague = false;  // what is known of its use may be another's of the same state
   };
   struct Block {
@@ -186,7 +198,7 @@ class Oracle {
 
   Options options_;
   std::map<SnapId, Snap> snaps_;
-  std::map<BlockId, Block> blocks_;
+  std::vector<std::pair<BlockId, Block>> blocks_;  // several of one id: one of them, or none
 };
 
 }  // namespace glm53::prefix

@@ -227,7 +227,10 @@ class Run {
     const std::span<const int32_t> done(s.q.tokens.data(), static_cast<size_t>(s.computed));
     if (!s.stale) oracle_.inserted(q, s.computed, s.table, snaps, w_.now);
     const Freed freed = w_.index.insert(s.hit.lease, {{done, {}, s.q.prompt, request}, s.table, snaps}, w_.now);
-    for (const SnapId id : freed.snaps) oracle_.surplus(id);
+    for (const SnapId id : freed.snaps)
+      oracle_.surplus(id, std::any_of(snaps.begin(), snaps.end(), [id](const NewSnapshot& n) {
+                        return n.id == id && n.cls != SnapClass::interval;
+                      }));
     give(freed);
   }
   void settle() {
