@@ -75,8 +75,9 @@ class Oracle {
                 Time now) {
     const int32_t end = options_.share_output || q.request != 0 ? count : std::min(count, q.prompt);
     for (const NewSnapshot& s : snaps)
-      snaps_[s.id] = {
-          q.salt, origin(q, (s.position - 1) / 64 * 64), first(q.tokens, s.position), s.cls, 1, now, q.prompt, false};
+      if (s.position <= end)
+        snaps_[s.id] = {
+            q.salt, origin(q, (s.position - 1) / 64 * 64), first(q.tokens, s.position), s.cls, 1, now, q.prompt, false};
     for (int32_t begin = 0; begin < end; begin += kBlockTokens) {
       const int32_t to = std::min(end, begin + kBlockTokens);
       const bool wanted = std::any_of(snaps.begin(), snaps.end(),
