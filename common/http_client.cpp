@@ -17,6 +17,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr size_t kMaxErrorBody = 1 << 20;
+
 /// The library sends without MSG_NOSIGNAL: keeps SIGPIPE from the calling thread, and takes back one that was raised
 /// meanwhile.
 class NoSigpipe {
@@ -205,6 +207,10 @@ HttpAnswer HttpClient::stream(std::string_view method, std::string_view path, st
   };
   request.content_receiver = [&](const char* data, size_t size, uint64_t, uint64_t) {
     last_progress = Clock::now();
+    if (answer.status < 200 || answer.status > 299) {
+      answer.body.append(data, std::min(size, kMaxErrorBody - std::min(kMaxErrorBody, answer.body.size())));
+      return answer.body.size() < kMaxErrorBody;
+    }
     try {
       return chunk({data, size});
     } catch (...) {  // not through the library

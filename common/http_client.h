@@ -27,7 +27,8 @@ class HttpClient {
   /// Throws Error(unavailable) when nobody answers (naming the endpoint), Error(stalled) at the time limit.
   HttpAnswer request(std::string_view method, std::string_view path, std::string_view body = {},
                      std::string_view content_type = "application/json");
-  /// Streams the body: `chunk` returns false to stop. Throws Error(peer_lost) when the answer ends early.
+  /// Streams the body: `chunk` returns false to stop. Throws Error(peer_lost) when the answer ends early. The body of
+  /// an answer outside 200...299 is no stream: it is returned in `body` (at most 1 MiB of it).
   HttpAnswer stream(std::string_view method, std::string_view path, std::string_view body,
                     const std::function<bool(std::string_view)>& chunk);
 

@@ -51,17 +51,34 @@ std::string event_line(const state::EventRow& row) {
   return cat(std::string(stamp, n), ".", millis, "Z ", row.level, "  agent: ", row.text, "\n");
 }
 
-/// Passes the worker's answer on until it ends, the client leaves or the agent stops.
+/// Passes the worker's answer on until it ends, the client leaves or the agent stops. What the worker refuses is
+/// refused to the client in the worker's words.
 void pass_on(const WorkerAddress& address, const std::string& path, bool follow,
              const std::shared_ptr<HttpReply>& reply, const std::atomic<bool>& stopping) {
   std::string target = path;
+  bool begun = false;
+  const auto begin = [&] {
+    if (!begun) reply->start_stream(200, kText);
+    begun = true;
+  };
   while (!stopping && reply->connected()) {
     try {
       HttpClient client(address.endpoint, address.token);
       client.set_timeout(std::chrono::seconds(2), std::chrono::seconds(2));
-      client.stream("GET", target, "",
-                    [&](std::string_view chunk) { return !stopping && reply->write(std::string(chunk)); });
+      const HttpAnswer answer = client.stream("GET", target, "", [&](std::string_view chunk) {
+        begin();
+        return !stopping && reply->write(std::string(chunk));
+      });
+      if (answer.status != 200 && !begun) {
+        HttpResponse refusal;
+        refusal.status = answer.status;
+        refusal.body = answer.body;
+        reply->send(std::move(refusal));
+        return;
+      }
+      break;  // the log ended
     } catch (const Error& e) {
+      begin();
       if (e.code() != Code::stalled && !follow)
         reply->write(cat("[the worker's agent does not answer: ", e.what(), "]\n"));
       if (e.code() != Code::stalled && follow) std::this_thread::sleep_for(std::chrono::milliseconds(500));
@@ -70,6 +87,7 @@ void pass_on(const WorkerAddress& address, const std::string& path, bool follow,
     // A quiet log ends the attempt so that a client that left is noticed; the next one goes on with new lines only.
     target = path.substr(0, path.rfind("&lines=")) + "&lines=0";
   }
+  begin();
   reply->finish();
 }
 
@@ -161,7 +179,6 @@ void AdminServer::worker_log(const HttpRequest& request, const Reply& reply) {
   });
   if (proxies_.size() >= kMostProxies || stopping_)
     throw Error(Code::overloaded, "too many logs of the worker are followed");
-  reply->start_stream(200, kText);
   Proxy proxy;
   proxy.done = std::make_shared<std::atomic<bool>>(false);
   proxy.thread = std::thread([this, address = *address, first, follow, reply, done = proxy.done] {
