@@ -17,7 +17,7 @@ void authenticate(const HttpRequest& request, uid_t own_uid, const std::string& 
   const std::string_view header = request.header("Authorization");
   const std::string_view given = header.starts_with(kScheme) ? trim(header.substr(kScheme.size())) : std::string_view();
   if (token.empty() || given.empty() || !equal_constant_time(given, token)) {
-    throw Error(Code::denied, given.empty() ? "no bearer token" : "wrong bearer token",
+    throw Error(Code::denied, given.empty() ? "the admin token is missing" : "this is not the admin token",
                 "send the token of admin.token_file");
   }
 }

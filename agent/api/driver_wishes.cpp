@@ -84,8 +84,9 @@ WishAnswer Driver::want_running(const Wish& wish) {
     }
     if (at_work) return {at_work->id, true};
     if (reached_up()) return {};
-    if (cluster_.state == ClusterState::failed) {
-      // Somebody acts: the past is forgiven.
+    const bool waits = cluster_.state == ClusterState::preparing && !history_.empty() && history_.back().ended_at != 0;
+    if (cluster_.state == ClusterState::failed || waits) {
+      // Somebody acts: the past is forgiven, and nobody waits for the next automatic attempt.
       Wish again = wish;
       if (!again.settings || again.settings->empty()) again.settings = parse_settings(wanted_.settings_json);
       adopt_config(again);

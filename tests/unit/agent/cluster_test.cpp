@@ -180,6 +180,22 @@ TEST_CASE("a rank killed in any phase, on either node, costs one generation") {
   }
 }
 
+TEST_CASE("a start asked for while the next attempt waits happens at once") {
+  TestCluster c;
+  c.put(kRunning, 202);
+  for (const uint64_t n : {1, 2}) {
+    REQUIRE(eventually([&] { return c.generation() == n && c.state() == "up"; }));
+    REQUIRE(::kill(c.pid("rank0"), SIGKILL) == 0);
+  }
+  REQUIRE(eventually([&] {
+    return c.get("/status")["cluster"]["reason"].get<std::string>().find("next start in") != std::string::npos;
+  }));
+  const auto id = c.put(kRunning, 202)["operation"].get<std::string>();
+  REQUIRE(eventually([&] { return c.get("/operations/" + id)["state"] == "done"; }));
+  CHECK(c.generation() == 3);
+  CHECK(c.get("/status")["cluster"]["restarts"] == 0);
+}
+
 TEST_CASE("a rank that refuses its configuration is not started again") {
   TestCluster c;
   c.request("always.rank0.load_target", "64");
@@ -358,6 +374,11 @@ TEST_CASE("logs of both nodes through the head, without secrets") {
   CHECK(c.ask("GET", "/logs?process=../../etc/passwd").status == 400);
   CHECK(c.ask("GET", "/logs?process=rank0&lines=x").status == 400);
   CHECK(c.ask("GET", "/logs?process=rank0&node=moon").status == 404);
+  for (const char* follow : {"0", "1"}) {
+    const HttpAnswer answer = c.ask("GET", std::string("/logs?process=rank1&generation=99&follow=") + follow);
+    CHECK(answer.status == 404);
+    CHECK(parse_json(answer.body)["error"]["message"] == "there is no log of rank1 of generation 99");
+  }
 }
 
 TEST_CASE("bad requests are told what is wrong") {

@@ -13,6 +13,7 @@
 #include "common/error.h"
 #include "common/file.h"
 #include "common/json.h"
+#include "common/log.h"
 #include "common/strings.h"
 #include "tests/unit/agent/temp_dir.h"
 
@@ -52,6 +53,11 @@ TEST_CASE("authenticate") {
                             "Basic 0123456789abcdef", "0123456789abcdef", "Bearer 0123456789abcdef0"}) {
     CAPTURE(wrong);
     CHECK_THROWS_AS(authenticate(over_tcp(wrong), 1000, token), Error);
+    try {
+      authenticate(over_tcp(wrong), 1000, token);
+    } catch (const Error& e) {
+      CHECK(log::redact(e.what()) == e.what());  // the reason itself must not look like a secret
+    }
   }
   CHECK_THROWS_AS(authenticate(over_tcp("Bearer "), 1000, ""), Error);
   HttpRequest page = over_tcp("Bearer " + token);
