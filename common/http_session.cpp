@@ -22,9 +22,10 @@ namespace beast = boost::beast;
 
 namespace {
 
-constexpr size_t kMaxPipelined = 64 << 10;   ///< bytes kept of requests that wait for the one being answered
-constexpr size_t kMaxDiscarded = 256 << 20;  ///< bytes thrown away while the client still sends a refused body
-constexpr std::chrono::seconds kLinger{5};   ///< for the client to read the last answer and close
+constexpr size_t kMaxPipelined = 64 << 10;    ///< bytes kept of requests that wait for the one being answered
+constexpr size_t kMaxDiscarded = 256 << 20;   ///< bytes thrown away while the client still sends a refused body
+constexpr std::chrono::seconds kPatience{1};  ///< from too many pipelined bytes to throwing them away
+constexpr std::chrono::seconds kLinger{5};    ///< for the client to read the last answer and close
 constexpr size_t kReceive = 64 << 10;
 
 /// A body that grows with what arrives; Beast's own reserves what the client announces.
@@ -151,12 +152,18 @@ void Session::receive(std::string_view data) {
     if (discarded_ > kMaxDiscarded) return close();
     return wait_readable();
   }
-  input_ += data;
   if (state_ == State::handling) {
-    // Above the limit the client has to wait; its departure then shows at the next write.
-    if (input_.size() < kMaxPipelined) wait_readable();
+    if (discarding_) {
+      discarded_ += data.size();
+      return discarded_ > kMaxDiscarded ? lost() : wait_readable();
+    }
+    input_ += data;
+    if (input_.size() < kMaxPipelined) return wait_readable();
+    // The client has to wait. A write that waits has set the timer already, and notices a departure itself.
+    if (!waiting_writable_) set_timer(kPatience);
     return;
   }
+  input_ += data;
   parse();
   wait_readable();
 }
@@ -360,6 +367,13 @@ void Session::complete() {
   wait_readable();
 }
 
+/// Gives up what was pipelined, and the connection after this answer: only who reads sees that the client has left.
+void Session::discard() {
+  discarding_ = close_after_ = true;
+  std::string().swap(input_);
+  wait_readable();
+}
+
 /// Closing with unread input would reset the connection, and the client could lose the answer.
 void Session::linger() {
   state_ = State::lingering;
@@ -430,7 +444,7 @@ void Session::on_timer() {
     case State::body:
       return refuse(408, "the request body did not arrive in time");
     case State::handling:
-      return lost();  // the client does not read
+      return waiting_writable_ ? lost() : discard();  // lost: the client does not read
     case State::idle:
     case State::lingering:
       return close();

@@ -125,6 +125,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void send_pending();
   void wait_writable();
   void complete();
+  void discard();
   void linger();
   void lost();
   void close();
@@ -143,11 +144,12 @@ class Session : public std::enable_shared_from_this<Session> {
   std::string input_;               ///< received, not yet parsed
   std::deque<std::string> output_;  ///< not yet taken by the kernel
   size_t output_offset_ = 0;        ///< of output_.front()
-  size_t discarded_ = 0;            ///< while lingering
+  size_t discarded_ = 0;            ///< while discarding or lingering
   std::shared_ptr<Exchange> exchange_;
   bool first_ = true;  ///< no request has been parsed yet
   bool waiting_readable_ = false, waiting_writable_ = false;
   bool answer_complete_ = false;  ///< all of it is in output_ or sent
+  bool discarding_ = false;       ///< what comes behind the request being answered is thrown away
   bool close_after_ = false;
 };
 

@@ -209,6 +209,18 @@ TEST_CASE("http server: bytes behind a request that waits neither break nor answ
   CHECK(f.disconnects == 0);
 }
 
+TEST_CASE("http server: far too many bytes behind a request that waits are thrown away, and its answer is the last") {
+  Fixture f;
+  RawClient client(f.port);
+  client.send("GET /hold HTTP/1.1\r\n\r\n");
+  auto reply = f.take_held();
+  REQUIRE(reply);
+  client.send(std::string(16 << 20, 'x'));  // more than kernels buffer: it is over when most of it was read
+  CHECK(f.disconnects == 0);
+  reply->send({200, "first", "text/plain", {}});
+  CHECK(client.read_to_end().ends_with("first"));
+}
+
 TEST_CASE("http server: HTTP/1.0 closes unless asked to keep alive") {
   Fixture f;
   CHECK(has(ask(f.port, "GET /hello HTTP/1.0\r\n\r\n"), "Connection: close\r\n"));
@@ -326,6 +338,15 @@ TEST_CASE("http server: a client that leaves is seen while its request waits") {
     RawClient client(f.port);
     client.send("GET /hold HTTP/1.1\r\n\r\nGET /hello HTTP/1.1\r\n\r\n");
     auto reply = f.take_held();
+    client.close();
+    CHECK(f.wait_for_disconnects(1));
+  }
+  SUBCASE("closed behind more bytes than are kept") {
+    RawClient client(f.port);
+    client.send("GET /hold HTTP/1.1\r\n\r\n");
+    auto reply = f.take_held();
+    client.send(std::string(1 << 20, 'x'));
+    CHECK(f.disconnects == 0);
     client.close();
     CHECK(f.wait_for_disconnects(1));
   }
