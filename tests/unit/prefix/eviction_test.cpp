@@ -94,6 +94,16 @@ TEST_CASE("snapshots: the distance to the next shallower one counts") {
   w.check();
 }
 
+TEST_CASE("snapshots: the shallower one may be in the same block") {
+  World w;
+  w.run(text(1, 50), {{30, SnapClass::output}, {50, SnapClass::output}});
+  w.run(text(2, 25), {{25, SnapClass::output}});
+  CHECK(*w.index.lowest_value(w.now) == doctest::Approx(20));  // 50 − 30; the others 30 and 25
+  w.give(w.index.evict_snapshots(1, w.now));
+  CHECK(*w.index.lowest_value(w.now) == doctest::Approx(25));
+  CHECK(w.probe(text(1, 50) + Tokens{1}).position == 30);
+}
+
 TEST_CASE("snapshots: class, uses and age") {
   World w;
   w.run(text(1, 128), {{128, SnapClass::head}});

@@ -176,6 +176,27 @@ TEST_CASE("a partial block that turns out to be known becomes its sequence's own
   w.check();
 }
 
+TEST_CASE("a partial block that somebody copies stays, known or not") {
+  World w;
+  auto s = w.start(text(1, 64));
+  w.insert(s, 40, {{40, SnapClass::output}});
+  w.run(text(1, 64), {});
+  auto reader = w.start(text(1, 40) + text(2, 1));
+  REQUIRE(reader.hit.copy == s.table[0]);
+  w.insert(s, 64);
+  CHECK(w.index.contents().blocks == 2);
+  const Freed none = w.index.release(s.hit.lease, s.table);
+  CHECK(none.blocks.empty());
+  w.give(w.index.evict_blocks(100));
+  CHECK(w.index.contents().blocks == 1);
+  w.check(1);
+  w.settle(reader);
+  w.release(reader);
+  w.give(w.index.evict_blocks(100));
+  CHECK(w.pool.used() == 0);
+  w.check();
+}
+
 TEST_CASE("the tail of a sequence is registered only for a snapshot in it") {
   World w;
   w.run(text(1, 100), {{64, SnapClass::turn}});

@@ -80,6 +80,10 @@ TEST_CASE("trap: equal tokens, different images") {
   const std::vector<Media> ab{{30, 50, "a"}, {80, 50, "b"}}, ac{{30, 50, "a"}, {80, 50, "c"}};
   w.run(t, {{128, SnapClass::turn}}, "", ab);
   CHECK(w.probe(more, "", ac).matched == 80);
+  // One image, or its beginning and then the whole of it.
+  const std::vector<Media> one{{30, 100, "a"}}, again{{30, 20, "a"}, {50, 80, "a"}};
+  w.run(t, {{192, SnapClass::turn}}, "salt", one);
+  CHECK(w.probe(more, "salt", again).matched == 50);
   w.check();
 }
 
