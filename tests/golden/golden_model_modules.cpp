@@ -273,5 +273,49 @@ TEST_CASE("tiny-random: mHC sites") {
   });
 }
 
+TEST_CASE("tiny-random: the whole of layer 1") {
+  const Reference golden(kDir + "/golden_modules.safetensors");
+  for_each_backend([&](Ops& ops) {
+    constexpr int kRows = 65;
+    Bench bench(ops, kRows);
+    const ModelConfig& config = bench.config();
+    const int64_t n = config.streams, hidden = config.hidden;
+    const WeightReader layer = bench.reader("layers.1.");
+    const auto exact = [&](const std::string& name) { return layer.take(name, WeightGroup::exact); };
+    const Weight fn[] = {exact("hc_attn_fn"), exact("hc_ffn_fn")},
+                 base[] = {exact("hc_attn_base"), exact("hc_ffn_base")},
+                 scale[] = {exact("hc_attn_scale"), exact("hc_ffn_scale")},
+                 norm[] = {exact("input_layernorm.weight"), exact("post_attention_layernorm.weight")};
+    const KdaLayer attention(bench.reader("layers.1.self_attn."), config, bench.shard(), 1, config.kind_index(1));
+    const SwigluMlp mlp(bench.reader("layers.1.mlp."), WeightGroup::dense_mlp, config.swiglu_limit);
+
+    const Buffer streams = upload(ops, Dtype::f32, golden.values("layer1.in"));
+    const Buffer memory =
+        ops.allocate(static_cast<size_t>(kRows * (n + n * n + hidden)) * sizeof(float), Place::device);
+    const auto offset = [](int64_t values) { return static_cast<size_t>(kRows * values) * sizeof(float); };
+    const Tensor x = streams.view(Dtype::f32, {kRows, n, hidden});
+    const auto before = [&](int site) {
+      return MhcPreArgs{x,
+                        {&fn[site], &base[site], &scale[site]},
+                        &norm[site],
+                        config.rms_eps,
+                        config.hc_eps,
+                        config.sinkhorn,
+                        memory.view(Dtype::f32, {kRows, n}),
+                        memory.view(Dtype::f32, {kRows, n, n}, offset(n)),
+                        memory.view(Dtype::f32, {kRows, hidden}, offset(n + n * n))};
+    };
+    bench.run(golden.values("layer1.in"), [&](const Step& step, const Tensor&, const Tensor& y) {
+      ops.mhc_pre(before(0));
+      attention.run(step, before(0).u, y);
+      const MhcPostArgs after{x, y, before(0).post, before(0).comb};
+      ops.mhc_post_pre({after, before(1)});
+      mlp.run(step, before(1).u, y);
+      ops.mhc_post(after);
+    });
+    CHECK(largest_difference(fetch(ops, x), golden.values("layer1.out")) < kTolerance);
+  });
+}
+
 }  // namespace
 }  // namespace glm53::golden
