@@ -226,7 +226,7 @@ void Index::check_node(const Node& n) const {
   if (parent.size != kBlockTokens) contradiction(name + "below a partial block");
   if (n.depth != parent.depth + 1 || n.root != parent.root) contradiction(name + "does not fit its parent");
   if (parent.origin != 0 && parent.origin != n.origin) contradiction(name + "everybody's rows behind a request's own");
-  const auto child = parent.children.find(const_cast<Node*>(&n));
+  const auto child = parent.children.find(n.slice());
   if (child == parent.children.end() || *child != &n) contradiction(name + "its parent does not know it");
   const auto block = by_block_.find(n.block);
   if (block == by_block_.end() || block->second != &n || static_cast<int32_t>(n.block) <= 0)

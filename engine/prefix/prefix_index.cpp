@@ -66,7 +66,8 @@ const Index::Lease& Index::lease_of(LeaseId id) const {
   return at->second;
 }
 Index::Lease& Index::lease_of(LeaseId id) {
-  return const_cast<Lease&>(std::as_const(*this).lease_of(id));
+  std::as_const(*this).lease_of(id);  // throws
+  return leases_.at(id);
 }
 
 Root& Index::root_of(std::string_view salt) {
