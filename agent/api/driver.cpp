@@ -121,11 +121,14 @@ void Driver::run() {
     try {
       const bool acted = tick();
       const std::lock_guard lock(mutex_);
+      stuck_.clear();
       const bool steady = cluster_.state == ClusterState::up || cluster_.state == ClusterState::down ||
                           cluster_.state == ClusterState::failed;
       period = acted ? milliseconds(0) : steady && operation_.empty() ? kSteady : kActive;
     } catch (const std::exception& e) {
       log::error(cat("driver: ", std::string_view(e.what())));
+      const std::lock_guard lock(mutex_);
+      stuck_ = e.what();
       period = kSteady;
     }
   }
@@ -303,6 +306,7 @@ DriverView Driver::view() {
   v.restarts = generations_.automatic_since(wanted_.changed_at);
   v.operation = operation_;
   v.gate_open = cluster_.state == ClusterState::up;
+  v.stuck = log::redact(stuck_);
   v.head = node_.report();
   if (link_) {
     v.worker = link_->view();
@@ -316,6 +320,7 @@ DriverView Driver::view() {
 }
 
 std::optional<WorkerAddress> Driver::worker() const {
+  const std::lock_guard lock(mutex_);
   return link_ ? std::optional(link_->address()) : std::nullopt;
 }
 

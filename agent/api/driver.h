@@ -45,6 +45,7 @@ struct DriverView {
   int64_t restarts = 0;                            ///< automatic ones since the wanted state was set
   std::string operation;                           ///< the one at work
   bool gate_open = false;
+  std::string stuck;  ///< why the last look at the cluster came to no action: a full disk, for example
   NodeReport head;
   std::optional<WorkerView> worker;
   std::string worker_address;
@@ -126,7 +127,8 @@ class Driver {
   Probe probe_;
   CanaryRunner canary_;
 
-  std::mutex mutex_;  // guards all below but wake_
+  mutable std::mutex mutex_;  // guards all below but wake_
+  std::string stuck_;
   std::unique_ptr<WorkerLink> link_;
   state::WantedRow wanted_;
   Effective effective_;

@@ -81,6 +81,10 @@ std::vector<Warning> warnings_of(const DriverView& v, const ConfigFile::Drift& d
   if (v.cluster.state == ClusterState::failed) {
     w.push_back({"cluster-failed", "error", v.cluster.reason, "correct the cause and start again (glm53ctl start)"});
   }
+  if (!v.stuck.empty()) {
+    w.push_back({"agent-stuck", "error", cat("the agent cannot act: ", v.stuck),
+                 "correct the cause (a full disk under paths.state?); the agent goes on by itself"});
+  }
   if (v.worker && !v.worker->reachable) {
     w.push_back({"worker-unreachable", "error",
                  cat("the worker's agent at ", v.worker_address, " does not answer: ", v.worker->error),

@@ -225,4 +225,10 @@ TEST_CASE("warnings name their remedy") {
   const auto warnings = warnings_of(view, drift, "/x/state.db.corrupt-1");
   CHECK(warnings.size() == 5);
   for (const auto& w : warnings) CHECK_FALSE(w.remedy.empty());
+  DriverView full;
+  full.stuck = "database or disk is full";
+  const auto stuck = warnings_of(full, {}, "");
+  REQUIRE(stuck.size() == 1);
+  CHECK(stuck[0].severity == "error");
+  CHECK(stuck[0].text.find("database or disk is full") != std::string::npos);
 }
