@@ -73,8 +73,7 @@ void parse_sampling(const Members& members, const RequestContext& context, Gener
   s.min_p = as_float("min_p", 0, 1, defaults.min_p);
   s.presence = as_float("presence_penalty", -2, 2, 0);
   s.frequency = as_float("frequency_penalty", -2, 2, 0);
-  s.repetition = as_float("repetition_penalty", 0, 1e6, defaults.repetition);
-  if (!(s.repetition > 0)) Members::refuse("repetition_penalty", "must be greater than 0");
+  s.repetition = as_float("repetition_penalty", 1e-5, 1e6, defaults.repetition);
   s.ignore_eos = members.boolean("ignore_eos", false);
   s.min_tokens = static_cast<int32_t>(members.integer("min_tokens", 0, INT32_MAX).value_or(0));
   const auto has_text = [&](int32_t id) { return context.tokenizer.has_text(id); };

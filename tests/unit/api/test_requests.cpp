@@ -60,6 +60,7 @@ TEST_CASE("chat members out of range or of a wrong type are refused by name") {
       {R"("presence_penalty":3)", "400 presence_penalty"},
       {R"("frequency_penalty":-3)", "400 frequency_penalty"},
       {R"("repetition_penalty":0)", "400 repetition_penalty"},
+      {R"("repetition_penalty":1e-6)", "400 repetition_penalty"},
       {R"("seed":1.5)", "400 seed"},
       {R"("seed":99999999999999999999)", "400 seed"},
       {R"("n":0)", "400 n"},
