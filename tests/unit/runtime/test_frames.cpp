@@ -121,7 +121,7 @@ template <class Decode>
 bool decodes(const Frame& frame, const Decode& decode) {
   // A copy of exact size, so that a sanitizer sees every byte read past the end.
   const std::unique_ptr<std::byte[]> exact(new std::byte[frame.size()]);
-  std::memcpy(exact.get(), frame.data(), frame.size());
+  if (!frame.empty()) std::memcpy(exact.get(), frame.data(), frame.size());
   try {
     decode(std::span<const std::byte>(exact.get(), frame.size()));
     return true;
