@@ -108,7 +108,11 @@ class TestCluster {
     }
     return found;
   }
-  pid_t pid(const std::string& name) { return process(name)["pid"].get<pid_t>(); }
+  /// The process id that status names, 0 while the process is not running.
+  pid_t pid(const std::string& name) {
+    const Json one = process(name)["pid"];
+    return one.is_number() ? one.get<pid_t>() : 0;
+  }
   void request(const std::string& what, const std::string& act) { write_file(dir_ / ("model/" + what), act); }
   const test::TempDir& dir() const { return dir_; }
 
@@ -233,7 +237,7 @@ TEST_CASE("the API process is started again while ranks go on") {
   REQUIRE(c.reaches("up"));
   const pid_t rank0 = c.pid("rank0"), api = c.pid("api");
   REQUIRE(::kill(api, SIGKILL) == 0);
-  REQUIRE(eventually([&] { return c.process("api")["state"] == "ready" && c.pid("api") != api && c.state() == "up"; }));
+  REQUIRE(eventually([&] { return c.process("api")["state"] == "ready" && c.pid("api") > 0 && c.pid("api") != api && c.state() == "up"; }));
   CHECK(c.pid("rank0") == rank0);
   CHECK(c.generation() == 1);
 }
