@@ -13,7 +13,8 @@ inline int64_t smaller(int64_t a, int64_t b) {
 
 // ---- dense
 
-/// acc[r][o] += over depth of x[r]·w[o], eight lanes each.
+/// acc[r][o] += over depth of x[r]·w[o], eight lanes each. Weights come from memory once and in order, so those of the
+/// next tile are asked for here; asking past the end does nothing.
 template <int Rows, int Outs, class W>
 inline void dense_tile(const W* w, int64_t w_stride, const float* x, int64_t x_stride, int64_t depth,
                        F8 (&acc)[Rows][Outs]) {
@@ -24,6 +25,7 @@ inline void dense_tile(const W* w, int64_t w_stride, const float* x, int64_t x_s
     for (int r = 0; r < Rows; ++r) xs[r] = load(x + r * x_stride + i);
 #pragma GCC unroll 4
     for (int o = 0; o < Outs; ++o) {
+      __builtin_prefetch(w + (o + Outs) * w_stride + i);
       const F8 ws = load(w + o * w_stride + i);
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) acc[r][o] = fma(xs[r], ws, acc[r][o]);
@@ -42,6 +44,20 @@ inline void put(const DenseJob& job, int64_t r, int64_t o, float value) {
   float& y = job.y[r * job.y_stride + o];
   y = job.beta == 0 ? value : value + job.beta * y;
 }
+/// Sums of neighbouring outputs; four at a time, or the sums cost more than short dot products.
+template <int Outs>
+inline void put_sums(const DenseJob& job, int64_t r, int64_t o, const F8* acc) {
+  int j = 0;
+#pragma GCC unroll 2
+  for (; j + 4 <= Outs; j += 4) {
+    float sums[4];
+    sum4(acc + j, sums);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) put(job, r, o + j + i, sums[i]);
+  }
+#pragma GCC unroll 4
+  for (; j < Outs; ++j) put(job, r, o + j, sum(acc[j]));
+}
 
 /// Few rows: weights are read where they are.
 template <int Rows, int Outs, class W>
@@ -50,14 +66,15 @@ inline void dense_direct_tile(const DenseJob& job, int64_t r, int64_t o) {
   dense_tile<Rows, Outs>(static_cast<const W*>(job.w) + o * job.in, job.in, job.x + r * job.x_stride, job.x_stride,
                          job.in, acc);
 #pragma GCC unroll 4
-  for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 8
-    for (int j = 0; j < Outs; ++j) put(job, r + i, o + j, sum(acc[i][j]));
-  }
+  for (int i = 0; i < Rows; ++i) put_sums<Outs>(job, r + i, o, acc[i]);
 }
 
 template <int Outs, class W>
 inline void dense_direct_rows(const DenseJob& job, int64_t o) {
+  if (job.rows == 4 && Outs == 4) {  // 3 + 1 would widen the weights twice; 4 × 4 sums leave no register
+    dense_direct_tile<4, 2, W>(job, 0, o);
+    return dense_direct_tile<4, 2, W>(job, 0, o + 2);
+  }
   int64_t r = 0;
   for (; r + 3 <= job.rows; r += 3) dense_direct_tile<3, Outs, W>(job, r, o);
   if (job.rows - r == 2) dense_direct_tile<2, Outs, W>(job, r, o);
@@ -137,7 +154,14 @@ inline void dense_panels(const DenseJob& job, int64_t row_begin, int64_t rows) {
       }
     }
     for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t j = 0; j < outs; ++j) put(job, row_begin + r, o + j, sum(load(lanes + (r * kPanelOuts + j) * 8)));
+      const float* at = lanes + r * kPanelOuts * 8;
+      for (int64_t half = 0; half < outs; half += 4) {
+        const F8 acc[4] = {load(at + half * 8), load(at + half * 8 + 8), load(at + half * 8 + 16),
+                           load(at + half * 8 + 24)};
+        float sums[4];
+        sum4(acc, sums);
+        for (int64_t j = 0; j < smaller(4, outs - half); ++j) put(job, row_begin + r, o + half + j, sums[j]);
+      }
     }
   }
 }

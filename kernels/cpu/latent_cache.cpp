@@ -146,6 +146,15 @@ void LatentCache::read_latent(BlockId block, int token, float* y) const {
   for (int g = 0; g < groups; ++g) decode_codes(format_, codes + g * kGroup, kGroup, scales[g], y + g * kGroup);
 }
 
+const float* LatentCache::latent_of(BlockId block, int token, float* y) const {
+  if (format_ == KvFormat::f32) {
+    const auto row = static_cast<size_t>(token) * static_cast<size_t>(latent_);
+    return reinterpret_cast<const float*>(part(block, layout_.codes)) + row;
+  }
+  read_latent(block, token, y);
+  return y;
+}
+
 void LatentCache::write_pool_key(BlockId block, int pool, const float* x) const {
   const auto row = static_cast<size_t>(pool), width = static_cast<size_t>(index_dim_);
   std::byte* codes = part(block, layout_.pool_keys + row * width * size_of(layout_.element));

@@ -20,6 +20,8 @@ class LatentCache {
   /// amax / 127 (int8), at least FLT_MIN. A NaN stays one: alone in e4m3, as a NaN scale of its 128 in int8.
   void write_latent(BlockId block, int token, const float* x) const;
   void read_latent(BlockId block, int token, float* y) const;
+  /// The same without a copy where it is stored as it is: the record itself, or y filled from it.
+  const float* latent_of(BlockId block, int token, float* y) const;
 
   /// Pooled indexer key: [index_dim] values. 8-bit formats store the key rotated by Hadamard-128 and rounded to bf16,
   /// with a power-of-two scale; reading gives the rotated key, so a query must be rotated too.

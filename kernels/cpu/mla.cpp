@@ -1,13 +1,16 @@
 // Absorbed latent attention over selected pools (spec model §5.1, runtime §2.1–2.3).
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <string>
 
 #include "common/error.h"
 #include "kernels/cpu/batch_rows.h"
 #include "kernels/cpu/check.h"
+#include "kernels/cpu/clones.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/latent_cache.h"
 #include "kernels/cpu/row_gemm.h"
@@ -60,13 +63,12 @@ class AttendedTokens {
 // Softmax attention of some heads of one row, tile by tile with a running maximum.
 class Attention {
  public:
-  static int64_t scratch(int64_t heads, int64_t latent) { return 2 * kTile * latent + heads * kTile + 2 * heads; }
+  static int64_t scratch(int64_t heads, int64_t latent) { return kTile * latent + heads * kTile + 2 * heads; }
 
   Attention(const MlaSparseArgs& args, const LatentCache& cache, int64_t heads, float* at)
       : args_(args), cache_(cache), latent_(cache.latent()), heads_(heads) {
-    rows_ = at;                          // [kTile][latent]
-    columns_ = rows_ + kTile * latent_;  // [latent][kTile]
-    weight_ = columns_ + kTile * latent_;
+    rows_ = at;  // [kTile][latent]
+    weight_ = rows_ + kTile * latent_;
     largest_ = weight_ + heads * kTile;
     total_ = largest_ + heads;
   }
@@ -82,9 +84,10 @@ class Attention {
     for (int64_t begin = 0; begin < tokens.count(); begin += kTile) {
       const int64_t n = std::min(kTile, tokens.count() - begin);
       gather(batch.seq_of(row), tokens, begin, n);
-      row_gemm({q, latent_}, {columns_, kTile}, {weight_, kTile}, heads_, latent_, kTile, false);
+      const std::span<const float* const> latents(latents_.data(), static_cast<size_t>(n));
+      row_dots({q, latent_}, latents, {weight_, kTile}, heads_, latent_);
       for (int64_t h = 0; h < heads_; ++h) weigh(h, n, out + h * latent_);
-      row_gemm({weight_, kTile}, {rows_, latent_}, {out, latent_}, heads_, n, latent_, true);
+      row_gemm({weight_, kTile}, latents, {out, latent_}, heads_, latent_, true);
     }
     for (int64_t h = 0; h < heads_; ++h) {
       for (int64_t i = 0; i < latent_; ++i) out[h * latent_ + i] /= total_[h];
@@ -96,12 +99,8 @@ class Attention {
     for (int64_t j = 0; j < n; ++j) {
       const int64_t position = tokens[begin + j];
       const BlockId block = block_at(*args_.batch, *args_.caches, seq, position, "mla_sparse");
-      cache_.read_latent(block, static_cast<int>(position % kBlockTokens), rows_ + j * latent_);
-    }
-    for (int64_t i = 0; i < latent_; ++i) {
-      float* column = columns_ + i * kTile;
-      for (int64_t j = 0; j < n; ++j) column[j] = rows_[j * latent_ + i];
-      std::fill(column + n, column + kTile, 0.0F);  // scored with the rest, then left out
+      latents_[static_cast<size_t>(j)] =
+          cache_.latent_of(block, static_cast<int>(position % kBlockTokens), rows_ + j * latent_);
     }
   }
 
@@ -128,11 +127,12 @@ class Attention {
   const MlaSparseArgs& args_;
   const LatentCache& cache_;
   int64_t latent_, heads_;
-  float *rows_, *columns_, *weight_, *largest_, *total_;
+  std::array<const float*, kTile> latents_{};  // of the tile
+  float *rows_, *weight_, *largest_, *total_;
 };
 
 // to[i] = element i of a plain weight, counted from `first`.
-void widen(const Weight& w, int64_t first, int64_t n, float* to) {
+GLM53_CLONES void widen(const Weight& w, int64_t first, int64_t n, float* to) {
   if (w.format == WeightFormat::f32) {
     std::memcpy(to, w.codes.as<const float>() + first, static_cast<size_t>(n) * sizeof(float));
     return;

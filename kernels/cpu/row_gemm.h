@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 namespace glm53::cpu {
 
@@ -19,6 +20,11 @@ struct Matrix {
 
 /// c[rows][cols] (+)= a[rows][inner] · b[inner][cols].
 void row_gemm(ConstMatrix a, ConstMatrix b, Matrix c, int64_t rows, int64_t inner, int64_t cols, bool add);
+
+/// The same with the rows of b anywhere; their number is the inner size.
+void row_gemm(ConstMatrix a, std::span<const float* const> b, Matrix c, int64_t rows, int64_t cols, bool add);
+/// c[r][j] = dot(a[r], b[j]) for rows of n values; each b[j] is read once for four rows of a.
+void row_dots(ConstMatrix a, std::span<const float* const> b, Matrix c, int64_t rows, int64_t n);
 
 /// Σ x[i]·y[i] with a fixed order (16 partial sums, then their tree).
 float dot(const float* x, const float* y, int64_t n);

@@ -133,6 +133,25 @@ inline float sum(F8 v) {
   return (a + c) + (b + d);
 }
 
+using Quad = float __attribute__((vector_size(16)));
+/// Lane i plus lane i + 4.
+inline Quad fold(F8 v) {
+#if defined(__AVX2__)
+  return __builtin_shufflevector(v.a, v.a, 0, 1, 2, 3) + __builtin_shufflevector(v.a, v.a, 4, 5, 6, 7);
+#else
+  return v.a + v.b;
+#endif
+}
+/// sums[i] = sum(v[i]), with the same bits.
+inline void sum4(const F8* v, float* sums) {
+  const Quad h0 = fold(v[0]), h1 = fold(v[1]), h2 = fold(v[2]), h3 = fold(v[3]);
+  // [a+c of 0, of 1, b+d of 0, of 1] in the names of sum()
+  const Quad low = __builtin_shufflevector(h0, h1, 0, 4, 1, 5) + __builtin_shufflevector(h0, h1, 2, 6, 3, 7);
+  const Quad high = __builtin_shufflevector(h2, h3, 0, 4, 1, 5) + __builtin_shufflevector(h2, h3, 2, 6, 3, 7);
+  const Quad all = __builtin_shufflevector(low, high, 0, 1, 4, 5) + __builtin_shufflevector(low, high, 2, 3, 6, 7);
+  std::memcpy(sums, &all, sizeof all);
+}
+
 inline U8 gather(const uint32_t* p, int stride) {
 #if defined(__AVX2__)
   return {UintPart{p[0], p[stride], p[2 * stride], p[3 * stride], p[4 * stride], p[5 * stride], p[6 * stride],
