@@ -13,9 +13,9 @@ inline int64_t smaller(int64_t a, int64_t b) {
 
 // ---- dense
 
-/// acc[r][o] += over depth of x[r]·w[o], eight lanes each. Weights come from memory once and in order, so those of the
-/// next tile are asked for here; asking past the end does nothing.
-template <int Rows, int Outs, class W>
+/// acc[r][o] += over depth of x[r]·w[o], eight lanes each. Ahead: the weights come from memory, once and in order, so
+/// those of the next tile are asked for here; asking past the end does nothing.
+template <int Rows, int Outs, bool Ahead, class W>
 inline void dense_tile(const W* w, int64_t w_stride, const float* x, int64_t x_stride, int64_t depth,
                        F8 (&acc)[Rows][Outs]) {
   const int64_t whole = depth / 8 * 8;
@@ -25,7 +25,7 @@ inline void dense_tile(const W* w, int64_t w_stride, const float* x, int64_t x_s
     for (int r = 0; r < Rows; ++r) xs[r] = load(x + r * x_stride + i);
 #pragma GCC unroll 4
     for (int o = 0; o < Outs; ++o) {
-      __builtin_prefetch(w + (o + Outs) * w_stride + i);
+      if constexpr (Ahead) __builtin_prefetch(w + (o + Outs) * w_stride + i);
       const F8 ws = load(w + o * w_stride + i);
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) acc[r][o] = fma(xs[r], ws, acc[r][o]);
@@ -44,17 +44,22 @@ inline void put(const DenseJob& job, int64_t r, int64_t o, float value) {
   float& y = job.y[r * job.y_stride + o];
   y = job.beta == 0 ? value : value + job.beta * y;
 }
-/// Sums of neighbouring outputs; four at a time, or the sums cost more than short dot products.
+/// Four neighbouring outputs at once, or the sums cost more than short dot products.
+inline void put_four(const DenseJob& job, int64_t r, int64_t o, const F8* acc) {
+  float sums[4];
+  sum4(acc, sums);
+  if (job.beta == 0) {
+    std::memcpy(job.y + r * job.y_stride + o, sums, sizeof sums);
+    return;
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) put(job, r, o + i, sums[i]);
+}
 template <int Outs>
 inline void put_sums(const DenseJob& job, int64_t r, int64_t o, const F8* acc) {
   int j = 0;
 #pragma GCC unroll 2
-  for (; j + 4 <= Outs; j += 4) {
-    float sums[4];
-    sum4(acc + j, sums);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) put(job, r, o + j + i, sums[i]);
-  }
+  for (; j + 4 <= Outs; j += 4) put_four(job, r, o + j, acc + j);
 #pragma GCC unroll 4
   for (; j < Outs; ++j) put(job, r, o + j, sum(acc[j]));
 }
@@ -63,8 +68,8 @@ inline void put_sums(const DenseJob& job, int64_t r, int64_t o, const F8* acc) {
 template <int Rows, int Outs, class W>
 inline void dense_direct_tile(const DenseJob& job, int64_t r, int64_t o) {
   F8 acc[Rows][Outs] = {};
-  dense_tile<Rows, Outs>(static_cast<const W*>(job.w) + o * job.in, job.in, job.x + r * job.x_stride, job.x_stride,
-                         job.in, acc);
+  dense_tile<Rows, Outs, true>(static_cast<const W*>(job.w) + o * job.in, job.in, job.x + r * job.x_stride,
+                               job.x_stride, job.in, acc);
 #pragma GCC unroll 4
   for (int i = 0; i < Rows; ++i) put_sums<Outs>(job, r + i, o, acc[i]);
 }
@@ -104,7 +109,7 @@ inline void dense_panel_tile(const float* panel, const float* x, int64_t x_strid
       for (int o = 0; o < 4; ++o) acc[r][o] = load(lanes + (r * kPanelOuts + o) * 8);
     }
   }
-  dense_tile<Rows, 4>(panel, kPanelDepth, x, x_stride, depth, acc);
+  dense_tile<Rows, 4, false>(panel, kPanelDepth, x, x_stride, depth, acc);
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
@@ -154,14 +159,11 @@ inline void dense_panels(const DenseJob& job, int64_t row_begin, int64_t rows) {
       }
     }
     for (int64_t r = 0; r < rows; ++r) {
-      const float* at = lanes + r * kPanelOuts * 8;
-      for (int64_t half = 0; half < outs; half += 4) {
-        const F8 acc[4] = {load(at + half * 8), load(at + half * 8 + 8), load(at + half * 8 + 16),
-                           load(at + half * 8 + 24)};
-        float sums[4];
-        sum4(acc, sums);
-        for (int64_t j = 0; j < smaller(4, outs - half); ++j) put(job, row_begin + r, o + half + j, sums[j]);
-      }
+      F8 acc[kPanelOuts];
+      for (int64_t j = 0; j < outs; ++j) acc[j] = load(lanes + (r * kPanelOuts + j) * 8);
+      int64_t j = 0;
+      for (; j + 4 <= outs; j += 4) put_four(job, row_begin + r, o + j, acc + j);
+      for (; j < outs; ++j) put(job, row_begin + r, o + j, sum(acc[j]));
     }
   }
 }
@@ -313,18 +315,7 @@ void trellis(const TrellisJob& job) {
 // ---- small pieces
 
 inline void hadamard_block(float* v) {
-  for (int i = 0; i < 128; i += 8) {  // distances 1, 2, 4
-    float* b = v + i;
-    for (int half = 1; half < 8; half *= 2) {
-      for (int base = 0; base < 8; base += 2 * half) {
-        for (int l = base; l < base + half; ++l) {
-          const float p = b[l], q = b[l + half];
-          b[l] = p + q;
-          b[l + half] = p - q;
-        }
-      }
-    }
-  }
+  for (int i = 0; i < 128; i += 8) store(v + i, hadamard8(load(v + i)));  // distances 1, 2, 4
   for (int half = 8; half < 128; half *= 2) {
     for (int base = 0; base < 128; base += 2 * half) {
       for (int l = base; l < base + half; l += 8) {

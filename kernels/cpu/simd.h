@@ -133,6 +133,32 @@ inline float sum(F8 v) {
   return (a + c) + (b + d);
 }
 
+/// Sum and difference of the lanes that `Distance` tells apart, in their places: the lower gets the sum.
+template <int Distance>
+inline FloatPart butterfly(FloatPart v) {
+#if defined(__AVX2__)
+  constexpr FloatPart kSign = Distance == 1   ? FloatPart{1, -1, 1, -1, 1, -1, 1, -1}
+                              : Distance == 2 ? FloatPart{1, 1, -1, -1, 1, 1, -1, -1}
+                                              : FloatPart{1, 1, 1, 1, -1, -1, -1, -1};
+  constexpr int d = Distance;
+  const FloatPart other = __builtin_shufflevector(v, v, 0 ^ d, 1 ^ d, 2 ^ d, 3 ^ d, 4 ^ d, 5 ^ d, 6 ^ d, 7 ^ d);
+#else
+  constexpr FloatPart kSign = Distance == 1 ? FloatPart{1, -1, 1, -1} : FloatPart{1, 1, -1, -1};
+  constexpr int d = Distance;
+  const FloatPart other = __builtin_shufflevector(v, v, 0 ^ d, 1 ^ d, 2 ^ d, 3 ^ d);
+#endif
+  return other + kSign * v;
+}
+/// Hadamard transform of eight values, not scaled.
+inline F8 hadamard8(F8 v) {
+#if defined(__AVX2__)
+  return {butterfly<4>(butterfly<2>(butterfly<1>(v.a)))};
+#else
+  const FloatPart a = butterfly<2>(butterfly<1>(v.a)), b = butterfly<2>(butterfly<1>(v.b));
+  return {a + b, a - b};
+#endif
+}
+
 using Quad = float __attribute__((vector_size(16)));
 /// Lane i plus lane i + 4.
 inline Quad fold(F8 v) {
