@@ -130,11 +130,12 @@ int run(int iterations) {
 
 int main(int argc, char** argv) {
   try {
-    const int iterations = argc > 1 ? std::atoi(argv[1]) : 2000;
-    if (iterations < 1) throw glm53::Error(glm53::Code::usage, "usage: bench_comm [iterations]");
+    const int64_t iterations = argc > 1 ? glm53::parse_int(argv[1]).value_or(0) : 2000;
+    if (iterations < 1 || iterations > 1000000)
+      throw glm53::Error(glm53::Code::usage, "usage: bench_comm [iterations]");
     if (std::signal(SIGPIPE, SIG_IGN) == SIG_ERR)
       throw glm53::Error(glm53::Code::internal, "SIGPIPE cannot be ignored");
-    return glm53::run(iterations);
+    return glm53::run(static_cast<int>(iterations));
   } catch (const std::exception& e) {
     std::cerr << "bench_comm: " << e.what() << '\n';
     return 1;

@@ -1,5 +1,6 @@
 // glm53ctl status.
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 #include <nlohmann/json.hpp>
@@ -59,7 +60,7 @@ std::string bytes_or_dash(const Json& json, const char* member) {
 }
 
 std::string one_decimal(double value) {
-  const auto tenths = static_cast<int64_t>(value * 10 + 0.5);
+  const auto tenths = std::llround(value * 10);
   return cat(tenths / 10, ".", tenths % 10);
 }
 
@@ -185,7 +186,7 @@ int run_status(const GlobalOptions& global, const StatusOptions& options) {
   while (true) {
     const Json status = agent.get("/status");
     std::string page = global.json ? dump(status) + "\n" : render_status(status, now_ms(), colours_wanted());
-    if (options.watch && !global.json && stdout_is_terminal()) page = "\033[H\033[2J" + page;
+    if (options.watch && !global.json && stdout_is_terminal()) page.insert(0, "\033[H\033[2J");
     print(page);
     if (!options.watch) return 0;
     std::this_thread::sleep_for(std::chrono::duration<double>(options.interval));

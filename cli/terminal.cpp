@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <ctime>
 #include <pthread.h>
 #include <signal.h>
@@ -11,6 +10,7 @@
 #include <sys/ioctl.h>
 
 #include "common/error.h"
+#include "common/process.h"
 #include "common/strings.h"
 
 namespace glm53::cli {
@@ -69,7 +69,7 @@ bool stdout_is_terminal() {
 }
 
 bool colours_wanted() {
-  return stdout_is_terminal() && std::getenv("NO_COLOR") == nullptr;
+  return stdout_is_terminal() && !environment("NO_COLOR");
 }
 
 int terminal_width() {
@@ -123,7 +123,7 @@ void print_line(std::string_view text) {
   print(cat(text, "\n"));
 }
 
-InterruptGuard::InterruptGuard(std::string last_words) {
+InterruptGuard::InterruptGuard(const std::string& last_words) {
   const sigset_t set = interrupts();
   if (::pthread_sigmask(SIG_BLOCK, &set, nullptr) != 0) throw_errno(Code::internal, "pthread_sigmask");
   watcher_ = std::jthread([set, words = cat("\n", last_words, "\n")](const std::stop_token& stop) {

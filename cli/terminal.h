@@ -34,7 +34,7 @@ void print_line(std::string_view text);
 /// threads.
 class InterruptGuard {
  public:
-  explicit InterruptGuard(std::string last_words);
+  explicit InterruptGuard(const std::string& last_words);
   ~InterruptGuard();
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;

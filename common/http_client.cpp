@@ -101,7 +101,7 @@ bool has_control(std::string_view text, unsigned char most) {
 }  // namespace
 
 struct HttpClient::Impl {
-  Impl(const std::string& text, std::string bearer_token)
+  Impl(const std::string& text, const std::string& bearer_token)
       : endpoint(parse_endpoint(text)), name(text), client(endpoint.host, endpoint.port) {
     if (endpoint.is_unix) client.set_address_family(AF_UNIX);
     client.set_keep_alive(true);
@@ -166,8 +166,8 @@ HttpAnswer answer_of(const httplib::Response& response) {
 
 }  // namespace
 
-HttpClient::HttpClient(const std::string& endpoint, std::string bearer_token)
-    : impl_(std::make_unique<Impl>(endpoint, std::move(bearer_token))) {}
+HttpClient::HttpClient(const std::string& endpoint, const std::string& bearer_token)
+    : impl_(std::make_unique<Impl>(endpoint, bearer_token)) {}
 HttpClient::~HttpClient() = default;
 HttpClient::HttpClient(HttpClient&&) noexcept = default;
 

@@ -20,7 +20,7 @@ struct HttpAnswer {
 class HttpClient {
  public:
   /// "http://127.0.0.1:8888" or "unix:/run/glm53/agent.sock".
-  explicit HttpClient(const std::string& endpoint, std::string bearer_token = {});
+  explicit HttpClient(const std::string& endpoint, const std::string& bearer_token = {});
   ~HttpClient();
   HttpClient(HttpClient&&) noexcept;
   void set_timeout(std::chrono::milliseconds connect, std::chrono::milliseconds read);

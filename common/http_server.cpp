@@ -111,7 +111,8 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
 
   /// Out of descriptors or memory: the socket stays readable, so waiting for it would spin.
   void pause() {
-    if (!paused_) log::warn(cat("cannot accept connections: ", std::string(std::strerror(errno)), "; trying again"));
+    if (!paused_)
+      log::warn(cat("cannot accept connections: ", std::system_category().message(errno), "; trying again"));
     paused_ = true;
     retry_.expires_after(std::chrono::milliseconds(100));
     retry_.async_wait([self = shared_from_this()](const boost::system::error_code& ec) {

@@ -3,6 +3,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
 #include <poll.h>
@@ -127,7 +128,7 @@ bool arrange_child(const ChildPlan& plan) {
   for (int s = 1; s < NSIG; ++s) ::signal(s, SIG_DFL);
   sigset_t none;
   ::sigemptyset(&none);
-  return ::sigprocmask(SIG_SETMASK, &none, nullptr) == 0;
+  return ::pthread_sigmask(SIG_SETMASK, &none, nullptr) == 0;
 }
 
 [[noreturn]] void run_child(const ChildPlan& plan) {
@@ -179,6 +180,12 @@ std::optional<ExitStatus> wait_status(pid_t pid, int flags) {
 }
 
 }  // namespace
+
+std::optional<std::string> environment(const std::string& name) {
+  const char* value = std::getenv(name.c_str());  // NOLINT(concurrency-mt-unsafe): see the header
+  if (value == nullptr) return std::nullopt;
+  return value;
+}
 
 std::string boot_id() {
   try {

@@ -14,6 +14,10 @@
 
 namespace glm53 {
 
+/// A variable of this process's environment; nullopt when it is not set. Nothing here ever changes the environment, so
+/// any thread may ask.
+std::optional<std::string> environment(const std::string& name);
+
 /// Who a process is; a bare pid is never trusted.
 struct ProcessId {
   std::string boot_id;

@@ -4,7 +4,6 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <poll.h>
@@ -16,6 +15,7 @@
 
 #include "common/error.h"
 #include "common/json.h"
+#include "common/process.h"
 #include "common/socket.h"
 #include "common/strings.h"
 
@@ -249,9 +249,8 @@ Notice parse_notice(std::string_view datagram) {
 }
 
 Notifier::Notifier() {
-  const char* path = std::getenv("NOTIFY_SOCKET");
-  if (path == nullptr || *path == '\0' || std::strlen(path) >= sizeof(sockaddr_un::sun_path)) return;
-  path_ = path;
+  path_ = environment("NOTIFY_SOCKET").value_or("");
+  if (path_.empty() || path_.size() >= sizeof(sockaddr_un::sun_path)) return;
   if (path_[0] == '@') path_[0] = '\0';  // abstract socket
   fd_ = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }

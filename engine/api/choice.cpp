@@ -7,8 +7,7 @@ namespace glm53::api {
 using text::OutputKind;
 
 Choice::Choice(const text::Tokenizer& tokenizer, ChoiceOptions options)
-    : tokenizer_(&tokenizer),
-      options_(std::move(options)),
+    : options_(std::move(options)),
       parser_(tokenizer, options_.start),
       raw_(tokenizer, options_.skip_special),
       matcher_(options_.stop, options_.include_stop) {}
@@ -73,7 +72,7 @@ void Choice::stopped(const text::StopMatcher::Match& match) {
   cut_ = static_cast<uint32_t>(end - searched_.begin());
 }
 
-void Choice::emit(OutputKind kind, std::string text, std::vector<ChoiceEvent>& events) {
+void Choice::emit(OutputKind kind, const std::string& text, std::vector<ChoiceEvent>& events) {
   if (text.empty()) return;
   if (events.empty() || events.back().kind != kind) events.push_back({kind, {}, {}, {}});
   ChoiceEvent& event = events.back();

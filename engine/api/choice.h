@@ -68,12 +68,11 @@ class Choice {
  private:
   void feed(int32_t token, std::vector<ChoiceEvent>& events);
   void content(const std::string& text, std::vector<ChoiceEvent>& events);
-  void emit(text::OutputKind kind, std::string text, std::vector<ChoiceEvent>& events);
+  void emit(text::OutputKind kind, const std::string& text, std::vector<ChoiceEvent>& events);
   void end(const wire::Delta& delta, std::vector<ChoiceEvent>& events);
   void stopped(const text::StopMatcher::Match& match);
   bool is_end(const wire::Delta& delta, size_t index) const;
 
-  const text::Tokenizer* tokenizer_;
   ChoiceOptions options_;
   text::OutputParser parser_;
   text::Detokenizer raw_;
