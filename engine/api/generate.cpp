@@ -99,7 +99,7 @@ void Service::completion(const Incoming& in, const std::shared_ptr<HttpReply>& r
   }
   std::vector<text::OutputStart> starts(request.prompts.size());
   std::vector<std::vector<int32_t>> prompts = std::move(request.prompts);
-  start(request, false, std::move(prompts), std::move(echo), std::move(starts), in, reply);
+  start(request, false, prompts, std::move(echo), std::move(starts), in, reply);
 }
 
 std::vector<wire::Submit> Service::submits(const GenerationRequest& request, bool is_chat,
@@ -123,7 +123,7 @@ std::vector<wire::Submit> Service::submits(const GenerationRequest& request, boo
   return out;
 }
 
-void Service::start(const GenerationRequest& request, bool is_chat, std::vector<std::vector<int32_t>> prompts,
+void Service::start(const GenerationRequest& request, bool is_chat, const std::vector<std::vector<int32_t>>& prompts,
                     std::vector<std::string> echo, std::vector<text::OutputStart> starts, const Incoming& in,
                     const std::shared_ptr<HttpReply>& reply) {
   const std::string id = request.request_id && !request.request_id->empty() ? *request.request_id : in.request_id;

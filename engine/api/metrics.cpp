@@ -27,13 +27,24 @@ const Buckets kHttp = {0.001, 0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300};
 
 Buckets one_two_five(int32_t limit) {
   Buckets out;
-  for (double decade = 1; decade <= limit; decade *= 10) {
-    for (const double step : {1.0, 2.0, 5.0}) {
-      if (decade * step <= limit) out.push_back(decade * step);
+  for (int64_t decade = 1; decade <= limit; decade *= 10) {
+    for (const int64_t step : {1, 2, 5}) {
+      if (decade * step <= limit) out.push_back(static_cast<double>(decade * step));
     }
   }
   return out;
 }
+
+/// A counter of the ranks, which begins again with each generation of them.
+struct RankCounter {
+  Counter& total;
+  uint64_t seen = 0;
+
+  void follow(uint64_t now) {
+    total.Increment(static_cast<double>(now >= seen ? now - seen : now));
+    seen = now;
+  }
+};
 
 }  // namespace
 
@@ -41,7 +52,7 @@ struct Metrics::Impl {
   Impl(const std::string& model, int32_t max_context)
       : labels{{"model_name", model}, {"engine", "0"}}, lengths(one_two_five(max_context)) {}
 
-  Counter& counter(const std::string& name, const std::string& help, prometheus::Labels extra = {}) {
+  Counter& counter(const std::string& name, const std::string& help, const prometheus::Labels& extra = {}) {
     return prometheus::BuildCounter().Name(name).Help(help).Labels(labels).Register(registry).Add(extra);
   }
   Gauge& gauge(const std::string& name, const std::string& help) {
@@ -52,12 +63,16 @@ struct Metrics::Impl {
   }
 
   prometheus::Registry registry;
+  std::mutex follow_mutex;
   prometheus::Labels labels;
   Buckets lengths;
 
   Gauge& running = gauge("glm53_num_requests_running", "Sequences the engine works on.");
   Gauge& waiting = gauge("glm53_num_requests_waiting", "Requests that wait.");
   Gauge& cache_usage = gauge("glm53_kv_cache_usage_perc", "Part of the KV cache in use, 0 to 1.");
+  Gauge& blocks_cached = gauge("glm53_prefix_cache_blocks", "Blocks that the prefix cache holds.");
+  Gauge& snapshots = gauge("glm53_prefix_cache_snapshots", "Snapshots that the prefix cache holds.");
+  Gauge& snapshots_total = gauge("glm53_prefix_cache_snapshot_slots", "Snapshots that the prefix cache has room for.");
   Gauge& slots_used = gauge("glm53_state_slots_used", "State slots in use.");
   Gauge& generation = gauge("glm53_rank_generation", "Generation of the connected rank.");
   Gauge& connected = gauge("glm53_rank_connected", "1 while a rank is connected.");
@@ -66,6 +81,13 @@ struct Metrics::Impl {
   Gauge& connections = gauge("glm53_http_connections", "Open client connections.");
   Counter& prompt_tokens = counter("glm53_prompt_tokens_total", "Prompt tokens of submitted requests.");
   Counter& generation_tokens = counter("glm53_generation_tokens_total", "Tokens sampled.");
+  RankCounter prefix_queries{
+      counter("glm53_prefix_cache_queries_total", "Prompt tokens of admitted requests that were looked up.")};
+  RankCounter prefix_hits{counter("glm53_prefix_cache_hits_total", "Of these, tokens that were not computed again.")};
+  RankCounter snapshots_written{counter("glm53_prefix_cache_snapshots_written_total", "Snapshots registered.")};
+  RankCounter snapshots_evicted{counter("glm53_prefix_cache_snapshots_evicted_total", "Snapshots given up.")};
+  RankCounter blocks_evicted{counter("glm53_prefix_cache_blocks_evicted_total", "Blocks given up.")};
+  RankCounter preemptions{counter("glm53_num_preemptions_total", "Running requests put back to wait.")};
   Counter& ignored = counter("glm53_ignored_members_total", "Unknown members of requests.");
   Histogram& ttft = histogram("glm53_time_to_first_token_seconds", "From request to first token.", kFirstToken);
   Histogram& itl = histogram("glm53_inter_token_latency_seconds", "Between tokens.", kBetweenTokens);
@@ -146,6 +168,18 @@ std::string Metrics::text(const EngineStatus& s, size_t connections) {
   impl_->running.Set(as_double(s.connected ? s.stats.running : 0));
   impl_->waiting.Set(as_double(s.unfinished - std::min<size_t>(s.unfinished, s.connected ? s.stats.running : 0)));
   impl_->cache_usage.Set(s.stats.blocks_total == 0 ? 0 : as_double(s.stats.blocks_used) / s.stats.blocks_total);
+  impl_->blocks_cached.Set(as_double(s.stats.blocks_cached));
+  impl_->snapshots.Set(as_double(s.stats.snaps_used));
+  impl_->snapshots_total.Set(as_double(s.stats.snaps_total));
+  {
+    const std::scoped_lock lock(impl_->follow_mutex);
+    impl_->prefix_queries.follow(s.stats.prefix_queries);
+    impl_->prefix_hits.follow(s.stats.prefix_hits);
+    impl_->snapshots_written.follow(s.stats.snaps_written);
+    impl_->snapshots_evicted.follow(s.stats.snaps_evicted);
+    impl_->blocks_evicted.follow(s.stats.blocks_evicted);
+    impl_->preemptions.follow(s.stats.preemptions);
+  }
   impl_->slots_used.Set(as_double(s.stats.slots_used));
   impl_->generation.Set(as_double(s.generation));
   impl_->connected.Set(s.connected ? 1 : 0);

@@ -82,7 +82,7 @@ void Service::authenticate(const HttpRequest& request) const {
 
 void Service::install(HttpServer& server) {
   connections_ = [&server] { return server.connections(); };
-  const auto get = [&server](const std::string& path, std::function<HttpResponse(const HttpRequest&)> answer) {
+  const auto get = [&server](const std::string& path, const std::function<HttpResponse(const HttpRequest&)>& answer) {
     server.route("GET", path, [answer](const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
       reply->send(answer(request));
     });
