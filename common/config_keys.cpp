@@ -90,6 +90,20 @@ constexpr std::array kKeys{
     ConfigKey{"sched.max_queue_tokens", integer, kCluster, "4000000", "tokens",
               "Prompt tokens that may wait; beyond: 429.", 1, 1e12},
 
+    ConfigKey{"cache.enabled", boolean, kCluster, "true", "",
+              "Whether the beginning of a prompt that was read before is reused (prefix cache)."},
+    ConfigKey{
+        "cache.snapshots", integer, kCluster, "0", "snapshots",
+        "States that the prefix cache keeps; 0: 15% of the KV cache's size, 8 to 64 of them, within what is free.", 0,
+        100000},
+    ConfigKey{"cache.interval", integer, kCluster, "8192", "tokens",
+              "A long prompt's state is kept every so many tokens, besides where conversations branch; 0: only there.",
+              0, 1048576},
+    ConfigKey{"cache.reuse_output", text, kCluster, "never", "",
+              "Whether generated text is reused by later requests. This version knows never: a later request reads an "
+              "answer as part of its prompt.",
+              0, 0, "never"},
+
     ConfigKey{"api.bind", text, kCluster, "127.0.0.1", "",
               "Address of the OpenAI-compatible API. Set api.key_file before opening it to a network."},
     ConfigKey{"api.port", integer, kCluster, "8888", "port", "Port of the OpenAI-compatible API.", 1, 65535},

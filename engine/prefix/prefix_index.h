@@ -108,6 +108,8 @@ class Index {
   /// Forgets everything. What running sequences use comes back when they release it; nobody else finds it any more.
   Freed clear();
 
+  /// Whether the block is registered.
+  bool holds(BlockId block) const { return by_block_.contains(block); }
   const Counters& counters() const { return counters_; }
   Contents contents() const;
   /// Throws Error(internal) when the structures contradict each other. Walks everything.

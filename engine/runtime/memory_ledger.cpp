@@ -9,8 +9,17 @@
 namespace glm53 {
 namespace {
 
+constexpr uint64_t kLeastSnapshots = 8, kMostSnapshots = 64;
+
 std::string human(uint64_t bytes) {
   return human_bytes(static_cast<int64_t>(bytes));
+}
+
+/// Snapshots that pay beside blocks of so many bytes.
+int snapshots_beside(uint64_t block_bytes, uint64_t room, const PoolUnit& unit) {
+  if (unit.snap == 0) return 0;
+  const uint64_t wanted = std::clamp<uint64_t>(block_bytes * 15 / 100 / unit.snap, kLeastSnapshots, kMostSnapshots);
+  return static_cast<int>(std::min(wanted, (room - std::min(room, block_bytes)) / unit.snap));
 }
 
 }  // namespace
@@ -27,7 +36,14 @@ PoolSizes plan_pools(const MemoryFacts& f, const PoolUnit& unit) {
                 cat("the state of ", f.max_seqs, " sequences takes ", human(slots), " and the smallest cache ",
                     human(least), ": ", have),
                 "lower serve.max_seqs or memory.reserve, or stop other programs");
-  const uint64_t room = part - slots;
+  uint64_t room = part - slots;
+  const uint64_t asked = f.snapshots > 0 ? static_cast<uint64_t>(f.snapshots) * unit.snap : 0;
+  if (asked + least > room)
+    throw Error(Code::memory,
+                cat(f.snapshots, " snapshots take ", human(asked), ", ", human(room),
+                    " are left for them and the KV cache: ", have),
+                "lower cache.snapshots, or 0 for what fits");
+  room -= asked;
   const uint64_t context_blocks = (static_cast<uint64_t>(f.max_context) + kBlockTokens - 1) / kBlockTokens;
   uint64_t blocks = static_cast<uint64_t>(f.max_seqs) * context_blocks + 1;
   if (unit.block != 0 && f.kv_bytes != 0) {
@@ -36,7 +52,9 @@ PoolSizes plan_pools(const MemoryFacts& f, const PoolUnit& unit) {
                   "lower memory.kv_bytes, or 0 for what fits");
     blocks = f.kv_bytes / unit.block;
   } else if (unit.block != 0) {
-    blocks = std::min(blocks, room / unit.block);
+    // Where not everything fits, snapshots have their part of it.
+    const uint64_t for_blocks = f.snapshots < 0 ? room - room * 13 / 100 : room;
+    blocks = std::min(blocks, for_blocks / unit.block);
   }
   if (blocks < 2)
     throw Error(Code::memory, cat("the KV cache holds ", blocks, " blocks of ", human(unit.block)),
@@ -44,6 +62,7 @@ PoolSizes plan_pools(const MemoryFacts& f, const PoolUnit& unit) {
   PoolSizes sizes;
   sizes.blocks = static_cast<int>(std::min<uint64_t>(blocks, INT32_MAX));
   sizes.slots = f.max_seqs;
+  sizes.snaps = f.snapshots < 0 ? snapshots_beside(blocks * unit.block, room, unit) : unit.snap == 0 ? 0 : f.snapshots;
   return sizes;
 }
 

@@ -238,9 +238,11 @@ void Rank::load() {
 void Rank::make_pools() {
   notifier_.phase(Phase::measure);
   group_->agree({});  // nobody measures while another rank still loads
+  const auto snapshots = static_cast<int>(config_.integer("cache.snapshots"));
   facts_.available = available_memory();
   facts_.reserve = static_cast<uint64_t>(config_.integer("memory.reserve"));
   facts_.kv_bytes = static_cast<uint64_t>(config_.integer("memory.kv_bytes"));
+  facts_.snapshots = !config_.boolean("cache.enabled") ? 0 : snapshots > 0 ? snapshots : -1;
   facts_.max_seqs = model_->limits().max_seqs;
   facts_.max_context = model_->limits().max_context;
   const PoolUnit unit = pool_unit(model_->geometry(), ops_->activation());
@@ -269,6 +271,8 @@ void Rank::serve_rank0() {
   s.prefill_chunk = static_cast<int32_t>(config_.integer("serve.prefill_chunk"));
   s.max_window = l.max_window;
   s.blocks = pools_.blocks;
+  s.snaps = pools_.snaps;
+  s.snap_interval = static_cast<int32_t>(config_.integer("cache.interval"));
   s.max_queue = static_cast<size_t>(config_.integer("sched.max_queue"));
   s.max_queue_tokens = static_cast<size_t>(config_.integer("sched.max_queue_tokens"));
   Scheduler scheduler(s, *sampling_, rank_.generation);
@@ -307,7 +311,10 @@ Json Rank::admin(const std::string& command) {
     controls_.drain();
     return Json::object();
   }
-  if (command == "cache_reset") return Json::object();  // no prefix cache yet
+  if (command == "cache_reset") {
+    controls_.reset_cache();
+    return Json::object();
+  }
   if (command != "counters")
     throw Error(Code::usage, cat("unknown command '", command, "'"),
                 "gate_open, gate_close, drain, counters or cache_reset");
@@ -322,6 +329,15 @@ Json Rank::admin(const std::string& command) {
           {"slots_total", s.slots_total},
           {"prompt_tokens", s.prompt_tokens},
           {"generated_tokens", s.generated_tokens},
+          {"blocks_cached", s.blocks_cached},
+          {"snaps_used", s.snaps_used},
+          {"snaps_total", s.snaps_total},
+          {"prefix_queries", s.prefix_queries},
+          {"prefix_hits", s.prefix_hits},
+          {"snaps_written", s.snaps_written},
+          {"snaps_evicted", s.snaps_evicted},
+          {"blocks_evicted", s.blocks_evicted},
+          {"preemptions", s.preemptions},
           {"progress_age_ms", s.progress_age_ms},
           {"memory_bytes", s.memory_bytes},
           {"gate_open", s.gate_open},

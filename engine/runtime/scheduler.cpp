@@ -45,7 +45,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, SamplingTable& sampling, uin
     : limits_(limits),
       sampling_(sampling),
       generation_(generation),
-      blocks_(1, limits.blocks - 1),
+      cache_({.blocks = limits.blocks, .snaps = limits.snaps, .interval = limits.snap_interval}),
       slots_(0, limits.max_seqs) {
   if (limits.max_seqs < 1 || limits.max_window < 1 || limits.max_context < 1 || limits.blocks < 2)
     throw Error(Code::config, "scheduler: max_seqs, max_window and max_context must be at least 1, blocks at least 2");
@@ -87,7 +87,7 @@ size_t Scheduler::blocks_for(const wire::Submit& request) const {
 }
 
 bool Scheduler::fits_now(const wire::Submit& request) const {
-  return slots_.available() > 0 && blocks_.available() >= blocks_for(request);
+  return slots_.available() > 0 && cache_.could_take(blocks_for(request));
 }
 
 /// Why a request is not even queued.
@@ -111,9 +111,9 @@ std::optional<wire::Delta> Scheduler::refusal(const wire::Submit& r) const {
   if (r.emitted.size() > static_cast<size_t>(max_output_of(r)))
     return fail(kBadRequest,
                 cat(r.emitted.size(), " tokens were given out already, at most ", max_output_of(r), " are allowed"));
-  if (blocks_for(r) > blocks_.total())
+  if (blocks_for(r) > cache_.blocks().total())
     return fail(kBadRequest, cat("prompt and output need ", blocks_for(r) * kBlockTokens,
-                                 " tokens of KV cache, there are ", blocks_.total() * kBlockTokens));
+                                 " tokens of KV cache, there are ", cache_.blocks().total() * kBlockTokens));
   if (waiting_.empty() && fits_now(r)) return std::nullopt;
   if (waiting_.size() >= limits_.max_queue)
     return fail(kTooMany, cat(waiting_.size(), " requests are waiting, at most ", limits_.max_queue, " may"));
@@ -208,28 +208,43 @@ void Scheduler::expire(Time now) {
 }
 
 void Scheduler::admit() {
-  while (!waiting_.empty() && fits_now(waiting_.front())) {
-    wire::Submit request = std::move(waiting_.front());
+  while (!waiting_.empty() && slots_.available() > 0) {
+    const size_t tokens = tokens_of(waiting_.front());
+    if (!start(waiting_.front())) return;
     waiting_.pop_front();
-    waiting_tokens_ -= tokens_of(request);
-    start(std::move(request));
+    waiting_tokens_ -= tokens;
   }
 }
 
-void Scheduler::start(wire::Submit request) {
+/// False when its blocks are not to be had; the request is then as it was.
+bool Scheduler::start(wire::Submit& request) {
+  std::optional<CacheGrant> cache =
+      cache_.reserve({.salt = request.salt,
+                      .prefix = {.tokens = request.prompt, .prompt = static_cast<int32_t>(request.prompt.size())},
+                      .boundaries = request.boundaries,
+                      .blocks = blocks_for(request),
+                      .write = request.cache_write},
+                     now_);
+  if (!cache) return false;
   Sequence seq;
+  seq.serial = ++serial_;
   seq.max_output = max_output_of(request);
-  seq.blocks = blocks_.take(blocks_for(request)).value();
+  seq.cache = std::move(*cache);
+  seq.computed = seq.finished = seq.cache.position;
   seq.slot = slots_.take().value();
   seq.output = request.emitted;
   seq.request = std::move(request);
+  prefix_queries_ += seq.request.prompt.size();
+  prefix_hits_ += static_cast<uint64_t>(seq.cache.position);
   sampling_.add(seq.request);
   running_.push_back(std::move(seq));
   by_id_[running_.back().request.id] = std::prev(running_.end());
+  return true;
 }
 
 void Scheduler::release(Running::iterator at) {
-  for (const BlockId b : at->blocks) blocks_.give(b);
+  if (at->finished < at->prompt()) remember(*at, {});
+  cache_.release(at->cache, at->started);
   slots_.give(at->slot);
   if (at->started) released_.push_back(at->slot);
   sampling_.remove(at->request.id);
@@ -240,6 +255,7 @@ void Scheduler::release(Running::iterator at) {
 // ---- steps
 
 std::optional<StepPlan> Scheduler::plan(Time now) {
+  now_ = std::max(now_, now);
   expire(now);
   admit();
   StepPlan plan;
@@ -249,8 +265,8 @@ std::optional<StepPlan> Scheduler::plan(Time now) {
   if (plan.seqs.empty()) return std::nullopt;
   plan.generation = generation_;
   plan.step = ++step_;
-  plan.release = std::move(released_);
-  released_.clear();
+  plan.release = std::exchange(released_, {});
+  flights_.push_back({plan.step, std::exchange(parts_, {})});
   return plan;
 }
 
@@ -291,7 +307,21 @@ SeqStep Scheduler::step_of(Sequence& s, Regime regime, int32_t rows) {
   step.start = s.computed;
   step.replay = s.pending;
   for (int32_t i = 0; i < rows; ++i) step.tokens.push_back(s.token_at(s.computed + i));
-  if (!s.started) step.append = s.blocks;
+  Part part;
+  part.request = s.request.id;
+  part.serial = s.serial;
+  part.end = s.computed + rows;
+  if (!s.started) {
+    step.append = s.cache.table;
+    step.restore = s.cache.restore;
+    if (s.cache.copy != BlockId::null) step.copy.emplace_back(s.cache.copy, s.cache.table.at(s.cache.copy_to));
+    if (s.cache.restoring) part.restoring = s.cache.lease;
+  }
+  if (regime == Regime::chunk) {
+    part.snaps = cache_.exports(s.cache, s.computed, s.computed + rows, now_);
+    for (const prefix::NewSnapshot& n : part.snaps) step.exports.emplace_back(n.position, n.id);
+  }
+  parts_.push_back(std::move(part));
   s.started = true;
   s.computed += rows;
   s.pending = regime == Regime::window ? static_cast<int16_t>(rows) : int16_t{0};
@@ -300,11 +330,41 @@ SeqStep Scheduler::step_of(Sequence& s, Regime regime, int32_t rows) {
 }
 
 void Scheduler::complete(const StepResult& result) {
+  if (flights_.empty() || flights_.front().step != result.step)
+    throw Error(Code::internal, cat("the result of step ", result.step, " came, expected that of ",
+                                    flights_.empty() ? uint64_t{0} : flights_.front().step));
+  for (Part& part : flights_.front().parts) finish(part);
+  flights_.pop_front();
   for (const SeqResult& r : result.seqs) {
     const auto at = by_id_.find(r.request);
     if (at == by_id_.end() || r.tokens.empty()) continue;
     take_token(at->second, r.tokens.front());
   }
+}
+
+/// What the step computed is there now, whether or not its sequence still is.
+void Scheduler::finish(Part& part) {
+  const auto at = by_id_.find(part.request);
+  if (at == by_id_.end() || at->second->serial != part.serial) {
+    if (part.restoring != prefix::LeaseId::none) cache_.drop_restore(part.restoring);
+    cache_.drop(part.snaps);
+    return;
+  }
+  Sequence& s = *at->second;
+  s.finished = part.end;
+  cache_.restored(s.cache);
+  if (!part.snaps.empty() || s.finished == s.prompt()) remember(s, std::move(part.snaps));
+}
+
+/// Registers the prompt as far as it has been read, with snapshots that were written.
+void Scheduler::remember(Sequence& s, std::vector<prefix::NewSnapshot> snaps) {
+  const int32_t count = std::min(s.finished, s.prompt());
+  if (limits_.snaps == 0 || !s.request.cache_write || count <= s.cache.registered) {
+    cache_.drop(snaps);
+    return;
+  }
+  const std::span<const int32_t> tokens(s.request.prompt.data(), static_cast<size_t>(count));
+  cache_.insert(s.cache, {.tokens = tokens, .prompt = s.prompt()}, std::move(snaps), now_);
 }
 
 void Scheduler::take_token(Running::iterator at, const SampledToken& sampled) {
@@ -319,6 +379,7 @@ void Scheduler::take_token(Running::iterator at, const SampledToken& sampled) {
     return;
   }
   wire::Delta d = ended(s.request, s.output.size(), "");
+  d.cached_tokens = static_cast<uint32_t>(s.cache.position);
   d.tokens.push_back(sampled.token);
   if (s.request.sampling.logprobs >= 0) d.logprobs.push_back({sampled.logprob, sampled.top});
   s.output.push_back(sampled.token);
@@ -347,21 +408,35 @@ wire::Stats Scheduler::stats() const {
   s.step = step_;
   s.running = static_cast<uint32_t>(running_.size());
   s.waiting = static_cast<uint32_t>(waiting_.size());
-  s.blocks_used = static_cast<uint32_t>(blocks_.used());
-  s.blocks_total = static_cast<uint32_t>(blocks_.total());
+  // What only the prefix cache holds is free for whoever needs it.
+  s.blocks_used = static_cast<uint32_t>(cache_.blocks().used() - cache_.idle_blocks());
+  s.blocks_total = static_cast<uint32_t>(cache_.blocks().total());
   s.slots_used = static_cast<uint32_t>(slots_.used());
   s.slots_total = static_cast<uint32_t>(slots_.total());
   s.prompt_tokens = prompt_tokens_;
   s.generated_tokens = generated_tokens_;
+  const prefix::Contents held = cache_.index().contents();
+  const prefix::Counters& counted = cache_.index().counters();
+  s.blocks_cached = static_cast<uint32_t>(held.blocks);
+  s.snaps_used = static_cast<uint32_t>(cache_.snaps().used());
+  s.snaps_total = static_cast<uint32_t>(cache_.snaps().total());
+  s.prefix_queries = prefix_queries_;
+  s.prefix_hits = prefix_hits_;
+  s.snaps_written = counted.snaps_inserted;
+  s.snaps_evicted = counted.snaps_evicted + counted.snaps_thinned;
+  s.blocks_evicted = counted.blocks_evicted;
   s.gate_open = gate_open_;
   return s;
 }
 
 void Scheduler::check() const {
-  size_t held = 0, waiting = 0;
-  for (const Sequence& s : running_) held += s.blocks.size();
+  size_t waiting = 0, written = 0;
+  std::vector<const CacheGrant*> grants;
+  for (const Sequence& s : running_) grants.push_back(&s.cache);
   for (const wire::Submit& r : waiting_) waiting += tokens_of(r);
-  blocks_.check(held, "block");
+  for (const Flight& f : flights_)
+    for (const Part& p : f.parts) written += p.snaps.size();
+  cache_.check(grants, written);
   slots_.check(running_.size(), "slot");
   if (by_id_.size() != running_.size() || sampling_.size() != running_.size() || waiting != waiting_tokens_)
     throw Error(Code::internal,

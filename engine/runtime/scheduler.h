@@ -12,6 +12,7 @@
 #include "engine/runtime/plan.h"
 #include "engine/runtime/pools.h"
 #include "engine/runtime/sampling.h"
+#include "engine/runtime/scheduler_cache.h"
 #include "engine/runtime/wire.h"
 
 namespace glm53 {
@@ -23,6 +24,8 @@ struct SchedulerLimits {
   int32_t prefill_chunk = 256;        ///< prompt tokens of one step; a multiple of 64
   int32_t max_window = 16;            ///< window rows of one sequence
   int32_t blocks = 2;                 ///< ids of the pool, the null block included
+  int32_t snaps = 0;                  ///< snapshots of the prefix cache; 0 = no prefix cache
+  int32_t snap_interval = 8192;       ///< prompt tokens between interval snapshots; 0 = none
   size_t max_queue = 1024;            ///< waiting requests
   size_t max_queue_tokens = 4000000;  ///< tokens they bring
 };
@@ -54,10 +57,13 @@ class Scheduler {
   std::optional<StepPlan> plan(Time now);
   /// Results of plans in their order; requests that ended meanwhile are passed over.
   void complete(const StepResult& result);
+  /// Forgets what the prefix cache holds; what runs goes on.
+  void reset_cache() { cache_.clear(); }
   /// What happened to requests since the last call, in order.
   std::vector<wire::Delta> take_deltas();
 
   bool idle() const { return running_.empty() && waiting_.empty(); }
+  const SchedulerCache& cache() const { return cache_; }
   /// The fields that the scheduler knows.
   wire::Stats stats() const;
   /// Throws Error(internal) when pools, table and sequences contradict each other. Cheap enough for every idle turn.
@@ -69,9 +75,11 @@ class Scheduler {
     std::vector<int32_t> output;  // emitted ones first
     int32_t max_output = 0;
     SlotId slot = SlotId::none;
-    std::vector<BlockId> blocks;
+    uint64_t serial = 0;  // tells it from an older sequence of the same request
+    CacheGrant cache;
     bool started = false;  // the executor knows its block table
     int32_t computed = 0;  // positions whose rows have run or are planned
+    int32_t finished = 0;  // of these, in steps that have finished
     int16_t pending = 0;   // of these, window records not yet committed
 
     int32_t prompt() const { return static_cast<int32_t>(request.prompt.size()); }
@@ -79,6 +87,17 @@ class Scheduler {
     int32_t token_at(int32_t position) const;
   };
   using Running = std::list<Sequence>;
+  /// A sequence's part of a step that runs.
+  struct Part {
+    uint64_t request = 0, serial = 0;
+    prefix::LeaseId restoring = prefix::LeaseId::none;  // its lease, when the step restores
+    int32_t end = 0;                                    // positions that have run then
+    std::vector<prefix::NewSnapshot> snaps;
+  };
+  struct Flight {
+    uint64_t step = 0;
+    std::vector<Part> parts;
+  };
 
   std::optional<wire::Delta> refusal(const wire::Submit& request) const;
   size_t blocks_for(const wire::Submit& request) const;
@@ -92,9 +111,11 @@ class Scheduler {
   std::optional<Dropped> drop(uint64_t id);
   void expire(Time now);
   void admit();
-  void start(wire::Submit request);
+  bool start(wire::Submit& request);
   void release(Running::iterator at);
   SeqStep step_of(Sequence& seq, Regime regime, int32_t rows);
+  void finish(Part& part);
+  void remember(Sequence& seq, std::vector<prefix::NewSnapshot> snaps);
   void plan_windows(StepPlan& plan, int32_t& rows_left);
   void plan_chunks(StepPlan& plan, int32_t rows_left);
   void take_token(Running::iterator at, const SampledToken& sampled);
@@ -104,16 +125,20 @@ class Scheduler {
   const SchedulerLimits limits_;
   SamplingTable& sampling_;
   const uint64_t generation_;
-  BlockPool blocks_;
+  SchedulerCache cache_;
   SlotPool slots_;
   std::deque<wire::Submit> waiting_;
   size_t waiting_tokens_ = 0;
   Running running_;  // in the order of admission
   std::unordered_map<uint64_t, Running::iterator> by_id_;
+  std::deque<Flight> flights_;    // steps that run, oldest first
+  std::vector<Part> parts_;       // of the step that is being planned
   std::vector<SlotId> released_;  // to be told to the executor with the next plan
   std::vector<wire::Delta> deltas_;
   bool gate_open_ = false, draining_ = false;
-  uint64_t step_ = 0, prompt_tokens_ = 0, generated_tokens_ = 0;
+  uint64_t step_ = 0, serial_ = 0, prompt_tokens_ = 0, generated_tokens_ = 0;
+  uint64_t prefix_queries_ = 0, prefix_hits_ = 0;  // tokens of admitted prompts; those not computed again
+  Time now_{0};                                    // of the last plan
 };
 
 }  // namespace glm53

@@ -111,6 +111,7 @@ void StepLoop::turn(ApiLink& api) {
 
 void StepLoop::apply_controls() {
   scheduler_.set_gate(parts_.controls.gate());
+  if (parts_.controls.take_cache_reset()) scheduler_.reset_cache();
   if (parts_.controls.draining() && !drained_) {
     drained_ = true;
     parts_.notifier.phase(Phase::draining);

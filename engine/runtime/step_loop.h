@@ -34,10 +34,17 @@ class Controls {
     stop_ = true;
     wake();
   }
+  /// Once: forget the prefix cache.
+  void reset_cache() {
+    reset_cache_ = true;
+    wake();
+  }
   bool gate() const { return gate_; }
   bool draining() const { return drain_ || stop_; }
   bool stopping() const { return stop_; }
 
+  /// Whether that was asked for since the last call.
+  bool take_cache_reset() { return reset_cache_.exchange(false); }
   /// The loop's side. `wake` runs on the calling thread of the functions above.
   void on_change(std::function<void()> wake);
   void publish(const wire::Stats& stats);
@@ -49,7 +56,7 @@ class Controls {
  private:
   void wake();
 
-  std::atomic<bool> gate_ = false, drain_ = false, stop_ = false;
+  std::atomic<bool> gate_ = false, drain_ = false, stop_ = false, reset_cache_ = false;
   std::atomic<std::chrono::steady_clock::rep> turned_ = 0;
   mutable std::mutex mutex_;
   std::function<void()> wake_;  // guarded by mutex_

@@ -141,6 +141,7 @@ void put(ByteWriter& w, const Delta& m) {
   w.put(m.error_code);
   w.put(m.stop_token);
   w.put(m.cached_tokens);
+  w.put(m.retry_after_s);
 }
 
 Delta get_delta(ByteReader& r) {
@@ -160,6 +161,7 @@ Delta get_delta(ByteReader& r) {
   m.error_code = r.get<int32_t>();
   m.stop_token = r.get<int32_t>();
   m.cached_tokens = r.get<uint32_t>();
+  m.retry_after_s = r.get<uint32_t>();
   return m;
 }
 
@@ -168,6 +170,10 @@ void put(ByteWriter& w, const Stats& m) {
   for (const uint32_t v : {m.running, m.waiting, m.blocks_used, m.blocks_total, m.slots_used, m.slots_total}) w.put(v);
   w.put(m.prompt_tokens);
   w.put(m.generated_tokens);
+  for (const uint32_t v : {m.blocks_cached, m.snaps_used, m.snaps_total}) w.put(v);
+  for (const uint64_t v :
+       {m.prefix_queries, m.prefix_hits, m.snaps_written, m.snaps_evicted, m.blocks_evicted, m.preemptions})
+    w.put(v);
   w.put(m.progress_age_ms);
   w.put(m.memory_bytes);
   w.put(static_cast<uint8_t>(m.gate_open));
@@ -181,6 +187,10 @@ Stats get_stats(ByteReader& r) {
     *v = r.get<uint32_t>();
   m.prompt_tokens = r.get<uint64_t>();
   m.generated_tokens = r.get<uint64_t>();
+  for (uint32_t* v : {&m.blocks_cached, &m.snaps_used, &m.snaps_total}) *v = r.get<uint32_t>();
+  for (uint64_t* v :
+       {&m.prefix_queries, &m.prefix_hits, &m.snaps_written, &m.snaps_evicted, &m.blocks_evicted, &m.preemptions})
+    *v = r.get<uint64_t>();
   m.progress_age_ms = r.get<uint32_t>();
   m.memory_bytes = r.get<uint64_t>();
   m.gate_open = get_bool(r);

@@ -14,7 +14,7 @@
 
 namespace glm53::wire {
 
-inline constexpr uint32_t kProtocol = 1;
+inline constexpr uint32_t kProtocol = 2;
 inline constexpr size_t kMaxFrame = 64u << 20;
 
 struct SamplingParams {
@@ -75,6 +75,7 @@ struct Delta {
   int32_t error_code = 0;               ///< HTTP status for it
   int32_t stop_token = -1;              ///< with "stop": the token that ended it
   uint32_t cached_tokens = 0;           ///< prompt tokens served from the prefix cache
+  uint32_t retry_after_s = 0;           ///< with error_code 429 or 503: when to try again; 0 = unknown
   bool operator==(const Delta&) const = default;
 };
 /// Rank 0 -> API, about once a second and after changes: for /health, /load and /metrics.
@@ -83,6 +84,12 @@ struct Stats {
   uint32_t running = 0, waiting = 0;
   uint32_t blocks_used = 0, blocks_total = 0, slots_used = 0, slots_total = 0;
   uint64_t prompt_tokens = 0, generated_tokens = 0;
+  uint32_t blocks_cached = 0;                     ///< held by the prefix cache; some are in blocks_used too
+  uint32_t snaps_used = 0, snaps_total = 0;       ///< snapshots of the prefix cache
+  uint64_t prefix_queries = 0, prefix_hits = 0;   ///< tokens of admitted prompts; of these, not computed again
+  uint64_t snaps_written = 0, snaps_evicted = 0;  ///< snapshots registered; given up again
+  uint64_t blocks_evicted = 0;
+  uint64_t preemptions = 0;      ///< requests put back to wait
   uint32_t progress_age_ms = 0;  ///< since the step loop last turned
   uint64_t memory_bytes = 0;     ///< resident size of rank 0
   bool gate_open = false;        ///< false: only requests with key "canary" are admitted

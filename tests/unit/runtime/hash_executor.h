@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -25,32 +26,46 @@ inline int32_t next_token(const Tokens& so_far) {
   return static_cast<int32_t>((h >> 20) % kVocab);
 }
 
-/// Keeps what a ModelExecutor would: tokens by block, state by slot. Every contradiction fails the test.
+/// The state of the fake model after some tokens: a hash of them all.
+inline uint64_t state_after(uint64_t state, int32_t token) {
+  return (state ^ static_cast<uint64_t>(token + 1)) * 1099511628211u;
+}
+inline constexpr uint64_t kNoTokens = 1469598103934665603u;
+
+/// Keeps what a ModelExecutor would: rows by block, state by slot and by snapshot. The next token is a hash of the
+/// state and of the rows that the block table names, so that a wrong snapshot, a wrong block or a row that somebody
+/// else wrote changes it. Contradictions fail the test at once.
 class HashExecutor final : public Executor {
  public:
-  explicit HashExecutor(const SchedulerLimits& limits) : limits_(limits) {}
+  explicit HashExecutor(const SchedulerLimits& limits)
+      : limits_(limits),
+        memory_(static_cast<size_t>(limits.blocks), Rows(kBlockTokens, Row{})),
+        snaps_(static_cast<size_t>(limits.snaps)) {}
 
   void submit(const StepPlan& plan) override {
     REQUIRE((!last_step_ || plan.step == *last_step_ + 1));
     last_step_ = plan.step;
     for (const SlotId slot : plan.release) slots_.erase(slot);
-    size_t rows = 0, prompt_rows = 0;
+    size_t rows = 0, prompt_rows = 0, window_rows = 0;
     bool chunk_seen = false;
     std::set<SlotId> in_step;
     StepResult result;
     result.step = plan.step;
+    // As the device does: restores and copies of all sequences, then the rows of all.
+    for (const SeqStep& s : plan.seqs) prepare(s);
     for (const SeqStep& s : plan.seqs) {
       REQUIRE(in_step.insert(s.slot).second);
       chunk_seen = chunk_seen || s.regime == Regime::chunk;
       REQUIRE((s.regime == Regime::chunk || !chunk_seen));
       rows += s.tokens.size();
-      if (s.regime == Regime::chunk) prompt_rows += s.tokens.size();
+      (s.regime == Regime::chunk ? prompt_rows : window_rows) += s.tokens.size();
       run(s, result);
     }
     REQUIRE(rows <= static_cast<size_t>(limits_.max_rows));
     REQUIRE(prompt_rows <= static_cast<size_t>(limits_.prefill_chunk));
     most_seqs = std::max(most_seqs, plan.seqs.size());
-    widest_window = std::max(widest_window, window_);
+    prompt_rows_run += prompt_rows;
+    result.device_ms = cost ? cost(window_rows, prompt_rows) : 0;
     results_.push_back(result);
   }
   std::optional<StepResult> poll() override {
@@ -60,56 +75,112 @@ class HashExecutor final : public Executor {
     return r;
   }
 
-  size_t most_seqs = 0, widest_window = 0;
+  size_t most_seqs = 0, widest_window = 0, prompt_rows_run = 0, restores = 0;
+  /// Milliseconds of a step with so many window and prompt rows.
+  std::function<double(size_t, size_t)> cost;
 
  private:
+  /// What a row of the cache says: its token and where it stands. Before it is written, nothing that anybody hopes for.
+  struct Row {
+    int32_t token = -1, position = -1;
+  };
+  using Rows = std::vector<Row>;
+  struct State {
+    uint64_t hash = kNoTokens;
+    int32_t tokens = 0;
+  };
   struct Slot {
-    Tokens tokens;
+    State state;
     std::vector<BlockId> table;
     int32_t committed = 0, pending = 0;
   };
 
-  void run(const SeqStep& s, StepResult& result) {
+  void require_block(BlockId b) const {
+    REQUIRE(static_cast<int32_t>(b) > 0);
+    REQUIRE(static_cast<int32_t>(b) < limits_.blocks);
+  }
+  Rows& block(BlockId b) { return memory_[static_cast<size_t>(static_cast<int32_t>(b))]; }
+  State& snapshot(SnapId id) {
+    REQUIRE(static_cast<int32_t>(id) >= 0);
+    REQUIRE(static_cast<int32_t>(id) < limits_.snaps);
+    return snaps_[static_cast<size_t>(static_cast<int32_t>(id))];
+  }
+
+  void prepare(const SeqStep& s) {
     REQUIRE(static_cast<int32_t>(s.slot) >= 0);
     REQUIRE(static_cast<int32_t>(s.slot) < limits_.max_seqs);
-    if (s.start == 0) slots_[s.slot] = {};
-    Slot& slot = slots_.at(s.slot);
-    slot.table.insert(slot.table.end(), s.append.begin(), s.append.end());
-    for (const BlockId b : s.append) {
-      REQUIRE(static_cast<int32_t>(b) > 0);
-      REQUIRE(static_cast<int32_t>(b) < limits_.blocks);
-      owner_[b] = s.request;
+    if (s.restore != SnapId::none) {
+      slots_[s.slot] = {};
+      slots_[s.slot].state = snapshot(s.restore);
+      slots_[s.slot].committed = s.start;
+      REQUIRE(slots_[s.slot].state.tokens == s.start);
+      ++restores;
+    } else if (s.start == 0) {
+      slots_[s.slot] = {};
     }
+    for (const auto& [from, to] : s.copy) {
+      require_block(from);
+      require_block(to);
+      block(to) = block(from);
+    }
+  }
+
+  void run(const SeqStep& s, StepResult& result) {
+    Slot& slot = slots_.at(s.slot);
+    for (const BlockId b : s.append) require_block(b);
+    slot.table.insert(slot.table.end(), s.append.begin(), s.append.end());
     const auto n = static_cast<int32_t>(s.tokens.size());
     REQUIRE(n > 0);
     REQUIRE(slot.committed + s.replay == s.start);
     REQUIRE(s.replay == slot.pending);
-    REQUIRE(static_cast<int32_t>(slot.tokens.size()) == s.start);
-    slot.tokens.insert(slot.tokens.end(), s.tokens.begin(), s.tokens.end());
-    REQUIRE(slot.tokens.size() <= slot.table.size() * kBlockTokens);
-    for (const BlockId b : slot.table) REQUIRE(owner_.at(b) == s.request);
+    REQUIRE(slot.state.tokens == s.start);
+    REQUIRE(static_cast<size_t>(s.start + n) <= slot.table.size() * kBlockTokens);
+    REQUIRE(s.exports.size() <= 2);
     if (s.regime == Regime::chunk) {
       REQUIRE(s.start % kChunk == 0);
       slot.committed = s.start + n;
       slot.pending = 0;
     } else {
       REQUIRE(n <= limits_.max_window);
-      window_ = static_cast<size_t>(n);
+      REQUIRE(s.exports.empty());
+      widest_window = std::max(widest_window, static_cast<size_t>(n));
       slot.committed = s.start;
       slot.pending = n;
     }
+    for (int32_t i = 0; i < n; ++i) {
+      const int32_t position = s.start + i, token = s.tokens[static_cast<size_t>(i)];
+      block(slot.table[static_cast<size_t>(position / kBlockTokens)])[static_cast<size_t>(position % kBlockTokens)] = {
+          token, position};
+      slot.state = {state_after(slot.state.hash, token), position + 1};
+      for (const auto& [at, id] : s.exports)
+        if (at == position + 1) snapshot(id) = slot.state;
+    }
+    for (const auto& [at, id] : s.exports) REQUIRE((at > s.start && at <= s.start + n));
     if (s.logits == 1)
-      result.seqs.push_back({.request = s.request,
-                             .tokens = {{.token = next_token(slot.tokens), .logprob = 0, .top = {}}},
-                             .accepted = 0});
+      result.seqs.push_back(
+          {.request = s.request, .tokens = {{.token = attend(slot), .logprob = 0, .top = {}}}, .accepted = 0});
+  }
+
+  /// The next token, out of state and cache: next_token() of the tokens when both are right, else most likely not.
+  int32_t attend(const Slot& slot) {
+    Tokens seen;
+    for (int32_t p = 0; p < slot.state.tokens; ++p) {
+      const Row& row = block(slot.table[static_cast<size_t>(p / kBlockTokens)])[static_cast<size_t>(p % kBlockTokens)];
+      seen.push_back(row.position == p ? row.token : -row.position);
+    }
+    uint64_t hash = kNoTokens;
+    for (const int32_t t : seen) hash = state_after(hash, t);
+    const auto wrong =
+        static_cast<int32_t>((slot.state.hash - hash) % (kVocab - 1) + (slot.state.hash != hash ? 1 : 0));
+    return (next_token(seen) + wrong) % kVocab;
   }
 
   const SchedulerLimits limits_;
+  std::vector<Rows> memory_;
+  std::vector<State> snaps_;
   std::map<SlotId, Slot> slots_;
-  std::map<BlockId, uint64_t> owner_;
   std::deque<StepResult> results_;
   std::optional<uint64_t> last_step_;
-  size_t window_ = 0;
 };
 
 }  // namespace glm53::test

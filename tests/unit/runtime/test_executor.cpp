@@ -41,12 +41,12 @@ struct Server {
     ops = make_cpu_ops(2);
     comm = make_single_communicator();
     model = load_model(kModel, FormatPolicy::as_stored(), limits, *ops, *comm);
-    caches = make_caches(model->geometry(), {.blocks = 60, .slots = 6, .snaps = 0}, *ops);
+    caches = make_caches(model->geometry(), {.blocks = 60, .slots = 6, .snaps = 6}, *ops);
     const auto vocab = static_cast<int32_t>(model->config().vocab);
     table = std::make_unique<SamplingTable>(TokenSpace{vocab, 2660, model->config().eos});
     restart();
   }
-  void restart() {
+  void restart(int snaps = 0) {
     SchedulerLimits l;
     l.max_context = limits.max_context;
     l.max_seqs = limits.max_seqs;
@@ -54,6 +54,8 @@ struct Server {
     l.prefill_chunk = 128;
     l.max_window = limits.max_window;
     l.blocks = 60;
+    l.snaps = snaps;
+    l.snap_interval = 0;
     scheduler = std::make_unique<Scheduler>(l, *table, 1);
     scheduler->set_gate(true);
     executor = std::make_unique<ModelExecutor>(*model, caches.caches, *ops, table.get());
@@ -67,6 +69,7 @@ struct Server {
       Tokens& t = output[d.id];
       t.insert(t.end(), d.tokens.begin(), d.tokens.end());
       finish[d.id] = d.finish;
+      cached[d.id] = std::max(cached[d.id], d.cached_tokens);
     }
   }
   Tokens alone(const wire::Submit& r) {
@@ -86,6 +89,7 @@ struct Server {
   std::unique_ptr<ModelExecutor> executor;
   std::map<uint64_t, Tokens> output;
   std::map<uint64_t, std::string> finish;
+  std::map<uint64_t, uint32_t> cached;
 };
 
 Server& server() {
@@ -161,6 +165,39 @@ TEST_CASE("many at once, greedy and sampled, give what each gives alone; also ab
   s.scheduler->check();
 }
 
+TEST_CASE("a conversation goes on from its snapshots with the same text as without them") {
+  Server& s = server();
+  Tokens text;
+  for (const Sample& sample : samples()) text.insert(text.end(), sample.prompt.begin(), sample.prompt.end());
+  REQUIRE(text.size() > 330);
+  // Three turns; the boundaries are where a chat template would put them.
+  std::vector<wire::Submit> turns;
+  for (const size_t end : {150u, 230u, 330u}) {
+    turns.push_back(request(turns.size() + 1, Tokens(text.begin(), text.begin() + static_cast<ptrdiff_t>(end)), 24));
+    turns.back().boundaries = {70, static_cast<int32_t>(end) - 4};
+  }
+  std::map<uint64_t, Tokens> cold;
+  s.restart(0);
+  for (const wire::Submit& r : turns) cold[r.id] = s.alone(r);
+  s.restart(6);
+  s.cached.clear();
+  for (const wire::Submit& r : turns) {
+    CAPTURE(r.id);
+    CHECK(s.alone(r) == cold[r.id]);
+  }
+  CHECK(s.cached[1] == 0);
+  CHECK(s.cached[2] == 128);
+  CHECK(s.cached[3] == 192);
+  // Once more, all at the same time, in a warm cache.
+  s.output.clear();
+  for (const wire::Submit& r : turns) s.scheduler->submit(r);
+  while (!s.scheduler->idle()) s.turn();
+  for (const wire::Submit& r : turns) CHECK(s.output[r.id] == cold[r.id]);
+  CHECK(s.cached[1] == 128);
+  s.scheduler->check();
+  s.restart(0);
+}
+
 TEST_CASE("plans that contradict the state are refused") {
   Server& s = server();
   const auto refused = [&](auto change, const char* why) {
@@ -184,7 +221,7 @@ TEST_CASE("plans that contradict the state are refused") {
   refused([](StepPlan& p) { p.seqs[0].append.clear(); }, "0 blocks");
   refused([](StepPlan& p) { p.seqs[0].tokens.assign(300, 1); }, "blocks");
   refused([](StepPlan& p) { p.seqs[0].replay = 1; }, "commits 1 records of 0");
-  refused([](StepPlan& p) { p.seqs[0].restore = SnapId{0}; }, "snapshot");
+  refused([](StepPlan& p) { p.seqs[0].restore = SnapId{6}; }, "snapshot");
   refused([](StepPlan& p) { p.seqs[0].tokens.clear(); }, "not supported");
   refused([](StepPlan& p) { p.release = {SlotId{-3}}; }, "slot -3");
   refused([](StepPlan& p) { p.flush = {{SlotId{0}, int16_t{1}}}; }, "flushes");

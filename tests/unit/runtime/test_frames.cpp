@@ -64,6 +64,7 @@ std::vector<wire::Message> messages() {
   delta.error_code = 400;
   delta.stop_token = 11;
   delta.cached_tokens = 64;
+  delta.retry_after_s = 3;
   wire::Stats stats;
   stats.step = 1;
   stats.running = 2;
@@ -74,6 +75,15 @@ std::vector<wire::Message> messages() {
   stats.slots_total = 7;
   stats.prompt_tokens = 8;
   stats.generated_tokens = 9;
+  stats.blocks_cached = 12;
+  stats.snaps_used = 13;
+  stats.snaps_total = 14;
+  stats.prefix_queries = 15;
+  stats.prefix_hits = 16;
+  stats.snaps_written = 17;
+  stats.snaps_evicted = 18;
+  stats.blocks_evicted = 19;
+  stats.preemptions = 20;
   stats.progress_age_ms = 10;
   stats.memory_bytes = 11;
   stats.gate_open = true;
@@ -175,8 +185,8 @@ TEST_CASE("wire frames of unknown kind or another protocol are corrupt") {
   const std::byte unknown[] = {std::byte{9}};
   CHECK_THROWS_AS(wire::decode(unknown), Error);
   wire::Hello hello;
-  hello.protocol = 2;
-  CHECK_THROWS_WITH_AS(wire::decode(wire::encode(hello)), doctest::Contains("protocol 2"), Error);
+  hello.protocol = 3;
+  CHECK_THROWS_WITH_AS(wire::decode(wire::encode(hello)), doctest::Contains("protocol 3"), Error);
 }
 
 TEST_CASE("wire frames travel over a socket, and its end is peer_lost") {

@@ -47,6 +47,29 @@ TEST_CASE("else what is left of this rank's part") {
   CHECK(plan_pools(f, kUnit).blocks == 100);
 }
 
+TEST_CASE("snapshots have their part: as asked for, or by the size of the KV cache") {
+  MemoryFacts f = facts();
+  f.snapshots = 12;
+  CHECK(plan_pools(f, kUnit).snaps == 12);
+  CHECK(plan_pools(f, kUnit).blocks == 41);
+  f.snapshots = -1;
+  CHECK(plan_pools(f, kUnit).snaps == 8);  // 15% of 41 MB is one
+  f.kv_bytes = 400 * kMB;
+  CHECK(plan_pools(f, kUnit).snaps == 12);
+  f.kv_bytes = 855 * kMB;
+  CHECK(plan_pools(f, kUnit).snaps == 1);  // what is left
+  f.kv_bytes = 0;
+  f.max_context = 64 * 10000;
+  CHECK(plan_pools(f, kUnit).blocks == 748);  // of 860
+  CHECK(plan_pools(f, kUnit).snaps == 22);
+  f.snapshots = 100;
+  CHECK(plan_pools(f, kUnit).blocks == 360);
+  CHECK(plan_pools(f, kUnit).snaps == 100);
+  f.snapshots = 172;
+  CHECK(code_of(f) == Code::memory);
+  CHECK(plan_pools(f, {.block = 1 * kMB, .slot = 10 * kMB, .snap = 0}).snaps == 0);
+}
+
 TEST_CASE("what does not fit is an error of memory") {
   MemoryFacts f = facts();
   f.kv_bytes = 861 * kMB;

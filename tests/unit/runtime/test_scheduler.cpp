@@ -47,6 +47,7 @@ struct World {
     Tokens output;
     std::string finish;
     int32_t code = 0, stop_token = -1;
+    uint32_t cached = 0;
   };
 
   void collect() {
@@ -57,6 +58,7 @@ struct World {
       s.output.insert(s.output.end(), d.tokens.begin(), d.tokens.end());
       s.finish = d.finish;
       s.code = d.error_code;
+      s.cached = std::max(s.cached, d.cached_tokens);
       s.stop_token = d.stop_token;
     }
   }
@@ -324,6 +326,114 @@ TEST_CASE("a token of nothing allowed ends the request as an error") {
   CHECK(deltas[0].error_code == 400);
   CHECK(deltas[0].tokens.empty());
   CHECK(scheduler.idle());
+}
+
+namespace {
+
+SchedulerLimits caching(int seqs, int tokens_of_cache, int snaps) {
+  SchedulerLimits l = limits_of(seqs, tokens_of_cache);
+  l.snaps = snaps;
+  l.snap_interval = 128;
+  return l;
+}
+
+/// A turn of a conversation: what was said before, and more.
+wire::Submit next_turn(const wire::Submit& before, uint64_t id, const Tokens& answer, size_t more) {
+  wire::Submit r = make_request(id, more, before.sampling.max_tokens);
+  r.prompt.insert(r.prompt.begin(), answer.begin(), answer.end());
+  r.prompt.insert(r.prompt.begin(), before.prompt.begin(), before.prompt.end());
+  r.salt = before.salt;
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("the next turn of a conversation starts at the snapshot of the one before, and says so") {
+  World w(caching(2, 2048, 8));
+  wire::Submit first = make_request(1, 300, 10);
+  first.boundaries = {100, 290};
+  w.submit(first);
+  w.run_dry();
+  CHECK(w.seen[1].cached == 0);
+  CHECK(w.scheduler.stats().snaps_used == 3);  // 64, 128, 256
+  const wire::Submit second = next_turn(first, 2, w.seen[1].output, 20);
+  const size_t before = w.executor.prompt_rows_run;
+  w.submit(second);
+  w.run_dry();
+  CHECK(w.seen[2].cached == 256);
+  CHECK(w.seen[2].output == oracle(second).output);
+  CHECK(w.executor.prompt_rows_run - before == second.prompt.size() - 256);
+  CHECK(w.scheduler.stats().prefix_hits == 256);
+  CHECK(w.scheduler.stats().prefix_queries == first.prompt.size() + second.prompt.size());
+
+  wire::Submit other = second;  // the same text of somebody else
+  other.id = 3;
+  other.salt = "somebody else";
+  w.submit(other);
+  w.run_dry();
+  CHECK(w.seen[3].cached == 0);
+
+  wire::Submit unwritten = make_request(4, 300, 5);
+  unwritten.cache_write = false;
+  w.submit(unwritten);
+  w.run_dry();
+  unwritten.id = 5;
+  w.submit(unwritten);
+  w.run_dry();
+  CHECK(w.seen[5].cached == 0);
+
+  w.scheduler.reset_cache();
+  w.scheduler.check();
+  CHECK(w.scheduler.stats().blocks_cached == 0);
+  CHECK(w.scheduler.stats().snaps_used == 0);
+  wire::Submit again = second;
+  again.id = 6;
+  w.submit(again);
+  w.run_dry();
+  CHECK(w.seen[6].cached == 0);
+  CHECK(w.seen[6].output == w.seen[2].output);
+}
+
+TEST_CASE("text is shared while its first reader still runs, and stays right when that one is cancelled") {
+  World w(caching(3, 2048, 8));
+  wire::Submit first = make_request(1, 400, 50);
+  w.submit(first);
+  for (int i = 0; i < 2; ++i) w.turn();  // 256 read
+  wire::Submit second = first;
+  second.id = 2;
+  second.sampling.max_tokens = 20;
+  w.submit(second);
+  for (int turns = 0; w.executor.restores == 0; ++turns) {
+    REQUIRE(turns < 10);
+    w.turn([&] {
+      if (w.executor.restores == 0) return;
+      w.scheduler.cancel(1);  // while the restore and both readers run
+      w.collect();
+      w.scheduler.check();
+    });
+  }
+  w.submit([&] {
+    wire::Submit third = second;
+    third.id = 3;
+    return third;
+  }());
+  for (int turns = 0; w.executor.restores == 1; ++turns) {
+    REQUIRE(turns < 10);
+    w.turn([&] {
+      if (w.executor.restores == 1) return;
+      w.scheduler.reset_cache();
+      w.scheduler.cancel(3);
+      w.collect();
+      w.scheduler.check();
+    });
+  }
+  w.run_dry();
+  CHECK(w.seen[2].cached == 256);
+  CHECK(w.seen[2].output == oracle(second).output);
+  w.scheduler.reset_cache();
+  w.scheduler.check();
+  CHECK(w.scheduler.cache().blocks().used() == 0);
+  CHECK(w.scheduler.cache().snaps().used() == 0);
 }
 
 TEST_CASE("limits that contradict each other are refused") {
