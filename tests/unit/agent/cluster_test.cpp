@@ -12,7 +12,8 @@
 #include "common/json.h"
 #include "common/socket.h"
 #include "common/strings.h"
-#include "tests/unit/agent/temp_dir.h"
+#include "tests/temp_dir.h"
+#include "tests/unit/agent/eventually.h"
 
 using namespace glm53;
 using namespace glm53::agent;
@@ -237,7 +238,9 @@ TEST_CASE("the API process is started again while ranks go on") {
   REQUIRE(c.reaches("up"));
   const pid_t rank0 = c.pid("rank0"), api = c.pid("api");
   REQUIRE(::kill(api, SIGKILL) == 0);
-  REQUIRE(eventually([&] { return c.process("api")["state"] == "ready" && c.pid("api") > 0 && c.pid("api") != api && c.state() == "up"; }));
+  REQUIRE(eventually([&] {
+    return c.process("api")["state"] == "ready" && c.pid("api") > 0 && c.pid("api") != api && c.state() == "up";
+  }));
   CHECK(c.pid("rank0") == rank0);
   CHECK(c.generation() == 1);
 }

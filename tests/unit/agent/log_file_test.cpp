@@ -7,7 +7,7 @@
 
 #include "common/file.h"
 #include "common/strings.h"
-#include "tests/unit/agent/temp_dir.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 using namespace glm53::supervise;

@@ -15,7 +15,7 @@
 #include "common/json.h"
 #include "common/log.h"
 #include "common/strings.h"
-#include "tests/unit/agent/temp_dir.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 using namespace glm53::agent;

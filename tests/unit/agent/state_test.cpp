@@ -9,7 +9,7 @@
 #include "agent/state/operations.h"
 #include "agent/state/wanted.h"
 #include "common/error.h"
-#include "tests/unit/agent/temp_dir.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 using namespace glm53::state;

@@ -11,7 +11,8 @@
 #include "common/error.h"
 #include "common/file.h"
 #include "common/strings.h"
-#include "tests/unit/agent/temp_dir.h"
+#include "tests/temp_dir.h"
+#include "tests/unit/agent/eventually.h"
 
 using namespace glm53;
 using namespace glm53::supervise;

@@ -3,9 +3,7 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <deque>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -25,6 +23,7 @@
 #include "engine/api/request.h"
 #include "engine/runtime/wire.h"
 #include "engine/text/tokenizer.h"
+#include "tests/temp_dir.h"
 
 namespace api_test {
 
@@ -52,24 +51,7 @@ bool eventually(Condition condition) {
   return false;
 }
 
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "glm53-api-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw glm53::Error(glm53::Code::internal, "mkdtemp failed");
-    path_ = pattern;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
+using glm53::test::TempDir;
 
 /// Rank 0 as far as the wire shows it. It answers what the test tells it to.
 class FakeRank {

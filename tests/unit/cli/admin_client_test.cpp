@@ -1,8 +1,6 @@
 #include "cli/admin_client.h"
 
 #include <cstdlib>
-#include <filesystem>
-#include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
@@ -10,29 +8,17 @@
 
 #include "cli/commands.h"
 #include "common/file.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 using namespace glm53::cli;
 
 namespace {
 
-/// A folder that goes away with the test.
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "glm53-cli-XXXXXX").string();
-    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  std::string file(const std::string& name, const std::string& content, int mode = 0600) const {
-    write_file((path_ / name).string(), content, mode);
-    return (path_ / name).string();
-  }
-
- private:
-  std::filesystem::path path_;
-};
+std::string put_file(const test::TempDir& dir, const std::string& name, const std::string& content, int mode = 0600) {
+  write_file(dir / name, content, mode);
+  return dir / name;
+}
 
 Code code_thrown(const std::function<void()>& f) {
   try {
@@ -53,25 +39,25 @@ TEST_CASE("every code survives its JSON name") {
 }
 
 TEST_CASE("the target follows url, socket, config, default") {
-  const TempDir dir;
+  const test::TempDir dir;
   CHECK(resolve_target({}).endpoint == "unix:/run/glm53/agent.sock");
   CHECK(resolve_target({.socket = "/a/b.sock", .config = "unused"}).endpoint == "unix:/a/b.sock");
-  const auto token = dir.file("token", "secret\n");
+  const auto token = put_file(dir, "token", "secret\n");
   const auto by_url = resolve_target({.url = "http://127.0.0.1:1", .token_file = token});
   CHECK(by_url.endpoint == "http://127.0.0.1:1");
   CHECK(by_url.token == "secret");
-  const auto config = dir.file("config.toml", "[paths]\nrun = \"/tmp/somewhere\"\n");
+  const auto config = put_file(dir, "config.toml", "[paths]\nrun = \"/tmp/somewhere\"\n");
   CHECK(resolve_target({.config = config}).endpoint == "unix:/tmp/somewhere/agent.sock");
-  const auto named = dir.file("named.toml", "[admin]\nsocket = \"/tmp/other.sock\"\n");
+  const auto named = put_file(dir, "named.toml", "[admin]\nsocket = \"/tmp/other.sock\"\n");
   CHECK(resolve_target({.config = named}).endpoint == "unix:/tmp/other.sock");
 }
 
 TEST_CASE("contradicting or unsafe targets are refused") {
-  const TempDir dir;
+  const test::TempDir dir;
   CHECK(code_thrown([] { resolve_target({.socket = "/a", .url = "http://b"}); }) == Code::usage);
   CHECK(code_thrown([] { resolve_target({.token_file = "/a"}); }) == Code::usage);
   CHECK(code_thrown([] { resolve_target({.config = "/nowhere/config.toml"}); }) != Code::ok);
-  const auto open_token = dir.file("token", "secret", 0644);
+  const auto open_token = put_file(dir, "token", "secret", 0644);
   CHECK(code_thrown([&] { resolve_target({.url = "http://127.0.0.1:1", .token_file = open_token}); }) != Code::ok);
 }
 

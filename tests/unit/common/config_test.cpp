@@ -10,7 +10,7 @@
 #include "common/file.h"
 #include "common/json.h"
 #include "common/strings.h"
-#include "temporary_folder.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 using namespace std::chrono_literals;
@@ -153,7 +153,7 @@ TEST_CASE("config: from_json refuses unknown keys and wrong shapes") {
 }
 
 TEST_CASE("config: files, relative paths") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   write_file(folder / "c.toml", "[model]\npath = \"models/x\"\n[draft]\npath = \"/abs\"\n");
   const Config config = Config::load(folder / "c.toml");
   CHECK(config.base_dir() == folder.path());

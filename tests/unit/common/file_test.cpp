@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 
 #include "common/error.h"
-#include "temporary_folder.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 
@@ -55,7 +55,7 @@ int mode_of(const std::string& path) {
 }  // namespace
 
 TEST_CASE("file: write, read, replace") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   const std::string path = folder / "a";
   write_file(path, "one", 0640);
   CHECK(read_file(path) == "one");
@@ -71,7 +71,7 @@ TEST_CASE("file: write, read, replace") {
 }
 
 TEST_CASE("file: a failed write leaves the old file and nothing beside it") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   const std::string path = folder / "a";
   write_file(path, "old");
   using Kind = FailingOps::Kind;
@@ -96,7 +96,7 @@ TEST_CASE("file: a failed write leaves the old file and nothing beside it") {
 }
 
 TEST_CASE("file: folders") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   make_dirs(folder / "a/b//c/");
   make_dirs(folder / "a/b/c");
   CHECK(std::filesystem::is_directory(folder / "a/b/c"));
@@ -106,7 +106,7 @@ TEST_CASE("file: folders") {
 }
 
 TEST_CASE("file: secrets must be private and not empty") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   write_file(folder / "good", " key\n", 0600);
   CHECK(read_secret(folder / "good") == "key");
   write_file(folder / "open", "key", 0644);
@@ -117,7 +117,7 @@ TEST_CASE("file: secrets must be private and not empty") {
 }
 
 TEST_CASE("file: memory maps") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   write_file(folder / "a", "bytes");
   MappedFile map(folder / "a");
   MappedFile moved = std::move(map);
@@ -132,7 +132,7 @@ TEST_CASE("file: memory maps") {
 }
 
 TEST_CASE("file: a lock has one holder") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   auto first = try_lock(folder / "lock");
   REQUIRE(first);
   CHECK_FALSE(try_lock(folder / "lock"));

@@ -9,7 +9,7 @@
 #include "common/http_server.h"
 #include "common/strings.h"
 #include "http_fixture.h"
-#include "temporary_folder.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 using namespace std::chrono_literals;
@@ -82,7 +82,7 @@ TEST_CASE("http client: methods, bodies, headers, errors as answers, kept connec
 }
 
 TEST_CASE("http client: unix sockets") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   HttpServer server({});
   add_routes(server);
   server.listen_unix(folder / "s.sock", 0600);
@@ -160,7 +160,7 @@ TEST_CASE("http client: nobody there, silence, broken answers") {
 }
 
 TEST_CASE("http client: a restarted server is found again") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   HttpClient client("unix:" + (folder / "s.sock"));
   for (int i = 0; i < 3; ++i) {
     HttpServer server({});

@@ -15,7 +15,7 @@
 #include "common/process.h"
 #include "common/strings.h"
 #include "http_fixture.h"
-#include "temporary_folder.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 using namespace std::chrono_literals;
@@ -448,7 +448,7 @@ TEST_CASE("http server: thousands of idle connections and one request; connectio
 }
 
 TEST_CASE("http server: unix sockets carry the credentials of the peer; the file goes with the server") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   const std::string path = folder / "server.sock";
   {
     Fixture f;

@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 #include "common/file.h"
-#include "temporary_folder.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 
@@ -18,7 +18,7 @@ namespace {
 /// What `body` writes to stderr.
 template <class Body>
 std::string stderr_of(Body body) {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   const UniqueFd before(::fcntl(2, F_DUPFD_CLOEXEC, 10));
   const UniqueFd file(::open((folder / "log").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   ::dup2(file.get(), 2);

@@ -12,7 +12,7 @@
 
 #include "common/error.h"
 #include "common/strings.h"
-#include "temporary_folder.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 using namespace std::chrono_literals;
@@ -68,7 +68,7 @@ TEST_CASE("process: what cannot be started is reported with its reason") {
   SpawnOptions options;
   options.argv = {"/no/such/program"};
   CHECK_THROWS_WITH_AS(spawn(options), "cannot start '/no/such/program': No such file or directory", Error);
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   write_file(folder / "text", "no program", 0600);
   options.argv = {folder / "text"};
   CHECK_THROWS_WITH_AS(spawn(options), doctest::Contains("Permission denied"), Error);
@@ -93,7 +93,7 @@ TEST_CASE("process: the configuration arrives on descriptor 3 and ends; nothing 
 }
 
 TEST_CASE("process: output into a file") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   const UniqueFd log(::open((folder / "log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   SpawnOptions options = shell("echo out; echo err >&2");
   options.output_fd = log.get();

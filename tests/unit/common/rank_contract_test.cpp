@@ -15,7 +15,7 @@
 #include "common/process.h"
 #include "common/socket.h"
 #include "common/strings.h"
-#include "temporary_folder.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 
@@ -126,7 +126,7 @@ TEST_CASE("rank contract: notices of random bytes") {
 }
 
 TEST_CASE("rank contract: the notifier sends to a path or an abstract socket, and is silent without one") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   {
     const UniqueFd agent = bind_datagram(folder / "notify");
     const NotifySocket variable(folder / "notify");
@@ -200,7 +200,7 @@ TEST_CASE("rank contract: configuration documents") {
 }
 
 TEST_CASE("rank contract: admin calls") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   const std::string path = folder / "admin.sock";
   error_of([&] { admin_call(path, "counters"); }, Code::unavailable);
   CHECK_THROWS_AS(admin_call(path, "counters"), Error);

@@ -12,7 +12,7 @@
 #include "common/error.h"
 #include "common/strings.h"
 #include "http_fixture.h"
-#include "temporary_folder.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 using namespace std::chrono_literals;
@@ -103,7 +103,7 @@ TEST_CASE("socket: addresses in use, wrong or without a listener") {
 }
 
 TEST_CASE("socket: unix sockets") {
-  const test::TemporaryFolder folder;
+  const test::TempDir folder;
   const std::string path = folder / "s";
   {
     const UniqueFd listener = listen_unix(path, 0660);
