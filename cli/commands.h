@@ -12,6 +12,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "cli/admin_client.h"
+#include "cli/bench_workload.h"
 
 namespace glm53::cli {
 
@@ -65,6 +66,9 @@ struct SmokeOptions {
 int run_smoke(const GlobalOptions& global, const SmokeOptions& options);
 /// Why an answer cannot be right (empty, broken text, one thing over and over); nullopt when it looks like language.
 std::optional<std::string> degenerate(std::string_view answer);
+
+/// 1 when requests failed and none finished, else 0.
+int run_bench_serve(const GlobalOptions& global, const BenchOptions& options);
 
 int run_config_check(const GlobalOptions& global, const std::string& file);
 int run_config_show(const GlobalOptions& global);

@@ -27,6 +27,7 @@ struct Options {
   StatusOptions status;
   LogsOptions logs;
   SmokeOptions smoke;
+  BenchOptions bench;
   std::string config_file;
 };
 
@@ -47,6 +48,35 @@ CLI::App* add_start(CLI::App& app, const char* name, const char* what, StartOpti
       ->check(CLI::IsMember({"ready", "launched"}));
   start->add_option("--timeout", o.limit, "Longest wait, such as 10m (exit 5; the operation goes on)");
   return start;
+}
+
+void add_bench(CLI::App& app, Options& options, std::function<int()>& chosen) {
+  BenchOptions& o = options.bench;
+  CLI::App* bench = app.add_subcommand("bench", "Measure")->require_subcommand(1);
+  CLI::App* serve = bench->add_subcommand("serve", "Load on the API: latencies, throughput, cache hits, fairness");
+  serve->add_option("--api", o.api, "Address of the API (default: asked from the agent)");
+  serve->add_option("--key-file", o.key_file, "File with API keys (default: api.key_file)");
+  serve->add_option("--concurrency,-c", o.concurrency, "Closed loop: requests in flight (default 4)");
+  serve->add_option("--rate", o.rate, "Open loop: requests a second on average, at random (Poisson)");
+  serve->add_option("--requests,-n", o.requests, "How many requests (default 32, without --duration)");
+  serve->add_option("--duration", o.duration, "Start none after this time, such as 5m");
+  serve->add_option("--sessions", o.sessions, "Conversations that take turns (default: --concurrency)");
+  serve->add_option("--turns", o.turns, "Requests of a conversation (default 1)");
+  serve->add_option("--system-tokens", o.system_tokens, "System prompt that all conversations share (default 0: none)");
+  serve->add_option("--prompt-tokens", o.prompt_tokens, "What the user says in a turn (default 200)");
+  serve->add_option("--max-tokens", o.max_tokens, "Length of an answer (default 128)");
+  serve->add_flag("--same", o.same, "All conversations say the same (default: all differ)");
+  serve->add_flag("--stop-at-end", o.stop_at_end, "Let the model end its answers (default: --max-tokens long)");
+  serve->add_option("--think", o.think, "Mean pause of a conversation before its next turn (default 0s)");
+  serve->add_option("--abort-share", o.abort_share, "Share of requests whose client leaves, 0 to 1 (default 0)");
+  serve->add_option("--abort-within", o.abort_within, "Half of these leave within this time (default 2s)");
+  serve->add_option("--keys", o.keys, "How many keys of the file are used (default 1)");
+  serve->add_option("--key-weights", o.key_weights, "Shares of the conversations by key, such as 9,1");
+  serve->add_option("--temperature", o.temperature, "Default 0");
+  serve->add_option("--seed", o.seed, "Of prompts, times and aborts (default 1)");
+  serve->add_option("--idle-connections", o.idle_connections, "Connections that do nothing beside the load");
+  serve->add_option("--timeout", o.timeout, "Longest silence of the server in a request (default 600s)");
+  serve->callback([&] { chosen = [&] { return run_bench_serve(options.global, options.bench); }; });
 }
 
 void add_commands(CLI::App& app, Options& o, std::function<int()>& chosen) {
@@ -82,6 +112,8 @@ void add_commands(CLI::App& app, Options& o, std::function<int()>& chosen) {
   smoke->add_option("--key-file", o.smoke.key_file, "File with the API key (default: api.key_file)");
   smoke->add_option("--max-tokens", o.smoke.max_tokens, "Longest answer (default 200)");
   smoke->callback([&] { chosen = [&] { return run_smoke(o.global, o.smoke); }; });
+
+  add_bench(app, o, chosen);
 
   CLI::App* config = app.add_subcommand("config", "Check and show the configuration")->require_subcommand(1);
   CLI::App* check = config->add_subcommand("check", "Validate a file");

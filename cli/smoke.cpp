@@ -1,13 +1,14 @@
 // glm53ctl smoke: one streamed chat through the public API, judged.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 
 #include <nlohmann/json.hpp>
 
+#include "cli/api_target.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
-#include "common/file.h"
 #include "common/json.h"
 #include "common/strings.h"
 
@@ -30,18 +31,6 @@ struct Answer {
 std::string string_member(const Json& json, const char* member) {
   const auto at = json.find(member);
   return at != json.end() && at->is_string() ? at->get<std::string>() : std::string();
-}
-
-/// First key of the file: "key" or "name:key" a line, '#' starts a comment.
-std::string first_key(const std::string& file) {
-  const std::string content = read_secret(file);
-  for (const auto& line : split(content, '\n')) {
-    const std::string_view text = trim(line);
-    if (text.empty() || text.front() == '#') continue;
-    const size_t colon = text.find(':');
-    return std::string(colon == std::string_view::npos ? text : text.substr(colon + 1));
-  }
-  throw Error(Code::config, cat(file, " holds no key"));
 }
 
 void take_event(std::string_view data, Answer& answer, bool show) {
@@ -88,14 +77,8 @@ Answer chat(const std::string& api, const std::string& key, const SmokeOptions& 
   });
   if (result.status != 200) {
     const std::string& text = result.body.empty() ? raw : result.body;
-    std::string message = text;
-    try {
-      message = parse_json(text).at("error").at("message").get<std::string>();
-    } catch (const std::exception&) {
-      // Not the API's error shape: the body itself is the best there is.
-    }
     throw Error(result.status == 401 ? Code::denied : Code::unavailable,
-                cat("the API answered ", result.status, ": ", trim(message)),
+                cat("the API answered ", result.status, ": ", api_error_message(text)),
                 result.status == 401 ? "name the API key's file with --key-file" : "glm53ctl status");
   }
   return answer;
@@ -106,24 +89,8 @@ double seconds(Clock::duration time) {
 }
 
 std::string two_decimals(double value) {
-  const auto hundredths = static_cast<int64_t>(value * 100 + 0.5);
+  const auto hundredths = std::llround(value * 100);
   return cat(hundredths / 100, ".", hundredths % 100 < 10 ? "0" : "", hundredths % 100);
-}
-
-/// API address and key file as the agent knows them, where the options do not say.
-SmokeOptions completed(const GlobalOptions& global, SmokeOptions options) {
-  if (!options.api.empty()) return options;
-  AdminClient agent(resolve_target(global));
-  const Json status = agent.get("/status");
-  options.api = status.contains("api") && status["api"].is_object() ? string_member(status["api"], "url") : "";
-  if (options.api.empty()) throw Error(Code::unavailable, "no API process runs", "glm53ctl start");
-  if (!options.key_file.empty()) return options;
-  const Json config = agent.get("/config");
-  const Json entry = config.value("api.key_file", Json());
-  options.key_file = entry.is_object()   ? string_member(entry, "value")
-                     : entry.is_string() ? entry.get<std::string>()
-                                         : "";
-  return options;
 }
 
 }  // namespace
@@ -156,11 +123,11 @@ std::optional<std::string> degenerate(std::string_view answer) {
 
 int run_smoke(const GlobalOptions& global, const SmokeOptions& given) {
   if (given.max_tokens < 1) throw Error(Code::usage, "--max-tokens must be at least 1");
-  const SmokeOptions options = completed(global, given);
-  const std::string key = options.key_file.empty() ? std::string() : first_key(options.key_file);
+  const ApiTarget target = resolve_api(global, {given.api, given.key_file});
+  const std::string key = target.key_file.empty() ? std::string() : read_api_keys(target.key_file).front();
   const bool show = !global.json;
-  if (show) print_line(cat(paint("> ", Colour::bold, colours_wanted()), options.prompt));
-  const Answer answer = chat(options.api, key, options, show);
+  if (show) print_line(cat(paint("> ", Colour::bold, colours_wanted()), given.prompt));
+  const Answer answer = chat(target.url, key, given, show);
   std::optional<std::string> fault = degenerate(answer.content.empty() ? answer.reasoning : answer.content);
   if (!answer.error.empty()) fault = cat("the stream ended with an error: ", answer.error);
   if (answer.finish.empty() && !fault) fault = "the stream ended without a finish reason";

@@ -45,6 +45,15 @@ TEST_CASE("the shipped checkpoint answers over the API, plain and streamed, serv
   CHECK(contains(smoke.output, "tokens/s"));
   CHECK(cluster.ctl({"smoke", "--max-tokens", "1"}).code == 0);
 
+  const auto bench = cluster.ctl({"--json", "bench", "serve", "-c", "2", "-n", "6", "--turns", "2", "--system-tokens",
+                                  "100", "--prompt-tokens", "20", "--max-tokens", "8"});
+  CAPTURE(bench.output);
+  REQUIRE(bench.code == 0);
+  const Json figures = Json::parse(bench.output);
+  CHECK(figures["requests"]["finished"] == 6);
+  CHECK(figures["output_tokens"] == 6 * 8);
+  CHECK(figures["first_token_ms"]["count"] == 6);
+
   const Json status = cluster.status();
   CHECK(status["api"]["model"] == "glm53-tiny");
   CHECK(status["api"]["tokens_total"].get<int64_t>() > 100);
