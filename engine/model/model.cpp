@@ -118,7 +118,7 @@ uint64_t stored_bytes(const Checkpoint& checkpoint, std::string_view prefix) {
 
 class GlmModel final : public Model {
  public:
-  GlmModel(std::shared_ptr<const Checkpoint> checkpoint, ModelConfig config, const FormatPolicy& policy,
+  GlmModel(const std::shared_ptr<const Checkpoint>& checkpoint, ModelConfig config, const FormatPolicy& policy,
            const ModelLimits& limits, Ops& ops, Communicator& comm, const LoadProgress& progress)
       : config_(std::move(config)),
         limits_(limits),

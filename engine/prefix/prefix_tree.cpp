@@ -1,6 +1,7 @@
 #include "engine/prefix/prefix_tree.h"
 
 #include <algorithm>
+#include <compare>
 
 namespace glm53::prefix {
 namespace {
@@ -39,7 +40,8 @@ Comparison compare(const Slice& a, const Slice& b) {
   const auto common = static_cast<int>(at - a.tokens.begin());
   if (!a.media.empty() || !b.media.empty())
     for (int row = 0; row < common; ++row)
-      if (const auto order = compare(shown_at(a.media, row), shown_at(b.media, row)); order != 0) return {row, order};
+      if (const auto order = compare(shown_at(a.media, row), shown_at(b.media, row)); std::is_neq(order))
+        return {row, order};
   if (at != a.tokens.end() && bt != b.tokens.end()) return {common, *at <=> *bt};
   return {common, a.tokens.size() <=> b.tokens.size()};
 }
@@ -48,10 +50,10 @@ bool NodeLess::operator()(const Node* a, const Node* b) const {
   return (*this)(a->slice(), b);
 }
 bool NodeLess::operator()(const Node* a, const Slice& b) const {
-  return a->origin != b.origin ? a->origin < b.origin : compare(a->slice(), b).order < 0;
+  return a->origin != b.origin ? a->origin < b.origin : std::is_lt(compare(a->slice(), b).order);
 }
 bool NodeLess::operator()(const Slice& a, const Node* b) const {
-  return a.origin != b->origin ? a.origin < b->origin : compare(a, b->slice()).order < 0;
+  return a.origin != b->origin ? a.origin < b->origin : std::is_lt(compare(a, b->slice()).order);
 }
 
 Snapshot* Node::snapshot_at(int offset) {
