@@ -56,6 +56,7 @@ set(GLM53_MAY_api common text wire)
 set(GLM53_MAY_state common)
 set(GLM53_MAY_reconcile common)
 set(GLM53_MAY_supervise common)
+set(GLM53_MAY_hub common state)
 set(GLM53_MAY_agent_api common state reconcile supervise)
 set(GLM53_MAY_cli common)
 

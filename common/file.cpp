@@ -106,8 +106,20 @@ int FileOps::open(const char* path, int flags, int mode) {
 ssize_t FileOps::write(int fd, const void* data, size_t n) {
   return ::write(fd, data, n);
 }
+ssize_t FileOps::pwrite(int fd, const void* data, size_t n, int64_t offset) {
+  return ::pwrite(fd, data, n, offset);
+}
 int FileOps::fsync(int fd) {
   return ::fsync(fd);
+}
+int FileOps::fdatasync(int fd) {
+  return ::fdatasync(fd);
+}
+int FileOps::reserve(int fd, int64_t size) {
+  if (size == 0) return ::ftruncate(fd, 0);
+  if (::fallocate(fd, 0, 0, size) == 0) return 0;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return -1;
+  return ::ftruncate(fd, size);
 }
 int FileOps::rename(const char* from, const char* to) {
   return ::rename(from, to);
