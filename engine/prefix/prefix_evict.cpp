@@ -3,6 +3,7 @@
 // a shelf when that was the last child. As a leaf without a snapshot is all there is of its subtree, the first shelf is
 // exactly the orphans that can go.
 #include <algorithm>
+#include <unordered_set>
 
 #include "common/error.h"
 #include "common/strings.h"
@@ -217,6 +218,21 @@ Contents Index::contents() const {
   c.roots = roots_.size() + retired_.size();
   c.leases = leases_.size();
   return c;
+}
+
+size_t Index::held_by(std::span<const LeaseId> leases) const {
+  std::unordered_set<const Node*> held;
+  const auto hold_path = [&](const Node* n) {
+    for (; n != nullptr && n->parent != nullptr && held.insert(n).second;) n = n->parent;
+  };
+  for (const LeaseId id : leases) {
+    const auto at = leases_.find(id);
+    if (at == leases_.end()) throw Error(Code::internal, cat("prefix index: no lease ", static_cast<uint64_t>(id)));
+    for (const Node* n : at->second.held) hold_path(n);
+    hold_path(at->second.copied);
+    hold_path(at->second.restored);
+  }
+  return held.size();
 }
 
 void Index::check_node(const Node& n) const {

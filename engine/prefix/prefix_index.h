@@ -108,6 +108,8 @@ class Index {
   /// Forgets everything. What running sequences use comes back when they release it; nobody else finds it any more.
   Freed clear();
 
+  /// Registered blocks that would not be evictable if only these leases were there.
+  size_t held_by(std::span<const LeaseId> leases) const;
   /// Whether the block is registered.
   bool holds(BlockId block) const { return by_block_.contains(block); }
   const Counters& counters() const { return counters_; }

@@ -52,8 +52,9 @@ ModelExecutor::SlotState& ModelExecutor::slot_state(SlotId slot) {
 
 void ModelExecutor::submit(const StepPlan& plan) {
   const auto begin = std::chrono::steady_clock::now();
-  for (const SlotId slot : plan.release) slot_state(slot) = {};
   flush(plan);
+  save(plan);
+  for (const SlotId slot : plan.release) slot_state(slot) = {};
   for (const SeqStep& s : plan.seqs) prepare(s);
   const Batch batch = build(plan);
   const ForwardOut out = model_.forward(batch, caches_);
@@ -89,6 +90,15 @@ void ModelExecutor::flush(const StepPlan& plan) {
     state.pending = 0;
   }
   model_.flush(slots, replay, caches_);
+}
+
+void ModelExecutor::save(const StepPlan& plan) {
+  for (const auto& [slot, snap] : plan.save) {
+    if (slot_state(slot).pending != 0 || static_cast<int32_t>(snap) < 0 || static_cast<int32_t>(snap) >= snaps_)
+      throw Error(Code::internal, cat("plan saves slot ", static_cast<int32_t>(slot), " with ",
+                                      slot_state(slot).pending, " records as snapshot ", static_cast<int32_t>(snap)));
+    ops_.snapshot_save(caches_, slot, snap);
+  }
 }
 
 /// Slot, snapshot and block table as the step expects them.

@@ -35,6 +35,7 @@ class ModelExecutor final : public Executor {
   SlotState& slot_state(SlotId slot);
   void check(const SeqStep& step, const SlotState& state) const;
   void flush(const StepPlan& plan);
+  void save(const StepPlan& plan);
   void prepare(const SeqStep& step);
   Batch build(const StepPlan& plan);
   void stage(const SeqStep& step, Batch& batch);

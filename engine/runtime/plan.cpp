@@ -7,7 +7,7 @@
 namespace glm53 {
 namespace {
 
-constexpr uint16_t kPlanVersion = 1;
+constexpr uint16_t kPlanVersion = 2;
 
 template <class A, class B>
 void put_pairs(ByteWriter& w, const std::vector<std::pair<A, B>>& pairs) {
@@ -76,6 +76,7 @@ std::vector<std::byte> encode(const StepPlan& plan) {
   w.put(static_cast<uint32_t>(plan.seqs.size()));
   for (const SeqStep& s : plan.seqs) put(w, s);
   put_pairs(w, plan.flush);
+  put_pairs(w, plan.save);
   w.put(plan.release);
   return w.take();
 }
@@ -93,6 +94,7 @@ StepPlan decode_plan(std::span<const std::byte> frame) {
   plan.seqs.reserve(seqs);
   for (uint32_t i = 0; i < seqs; ++i) plan.seqs.push_back(get_seq(r));
   plan.flush = get_pairs<SlotId, int16_t>(r);
+  plan.save = get_pairs<SlotId, SnapId>(r);
   plan.release = r.get_vector<SlotId>();
   r.finish();
   return plan;

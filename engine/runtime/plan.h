@@ -33,6 +33,7 @@ struct StepPlan {
   int32_t bucket = 0;                             ///< padded rows; 0 = as many as there are
   std::vector<SeqStep> seqs;                      ///< window sequences first
   std::vector<std::pair<SlotId, int16_t>> flush;  ///< commit that many records before the step
+  std::vector<std::pair<SlotId, SnapId>> save;    ///< states to save then, of slots without records
   std::vector<SlotId> release;                    ///< slots whose sequence ended; their block tables are forgotten
   bool operator==(const StepPlan&) const = default;
 };

@@ -1,22 +1,41 @@
-// The policy, simple on purpose:
+// The policy. Files: scheduler.cpp (arrival, results, end), scheduler_admission.cpp (who runs), scheduler_steps.cpp
+// (what runs in a step); scheduler_queue.h, scheduler_cost.h and scheduler_cache.h hold what they decide with.
 //
-// * First come, first served. The oldest waiting request is admitted when a slot is free and the blocks for its whole
-//   prompt and all its output are; they are taken at once. So every admitted request can finish whatever the others do,
-//   and nothing is ever preempted. A big request at the head of the queue holds back smaller ones behind it, until
-//   running ones end.
-// * Every step runs all sequences that generate, one row each, and beside them at most prefill_chunk prompt tokens of
-//   the oldest sequences that still read their prompt. A decoder so waits for at most one such piece between two
-//   tokens, and a prompt never waits for decoders to end.
+// * Who is next. Requests wait in priority classes, lower numbers first; each minute of waiting gains one class. In a
+//   class those come first that ran already and were put back, then requests of the key (client) that was served least,
+//   counted in tokens computed, then the first to arrive.
+// * Admission. A request starts when a slot is free and blocks are for its whole prompt (those of a cached beginning
+//   are shared), for what it has given out, and for the next reserve_output tokens; they are taken at once, before
+//   anything is chosen, and a hundredth of the pool stays free. What can never fit is refused. A request that does not
+//   fit now is passed over for the sake of smaller ones behind it, until it has waited for `patience`: then nobody
+//   overtakes it, and it starts as soon as enough has ended.
+// * Promise. What was admitted ends. Blocks for output beyond the reservation are taken as they are needed: from the
+//   free ones, then from the prefix cache, then by putting back the running sequence that is last by (class,
+//   arrival), be it the one that asks. The first by that order is never put back, and any single request fits.
+// * A request whose priority number is smaller than the class in which a running one was admitted puts that one back
+// when
+//   it finds no slot or blocks. Equal ones never displace each other, and what a request gained by waiting stays its
+//   own.
+// * Putting back keeps the output and gives slot and blocks away. Its state is saved as a snapshot where one is to be
+//   had, and its blocks stay cached until somebody needs them; later it goes on from there, or from the best that is
+//   left, computing the rest again in the regimes that it was computed in first. Its text does not change by it.
+// * Every step runs all sequences that generate, one row each; more only for rows that are known already (after a
+//   replay or when put back), up to max_window in a step where rows are left.
+// * Prompts are read beside them, a piece at a time, by the sequence whose last piece is longest ago, so that several
+//   prompts advance alike. While anybody generates prompts have prefill_share of the time: a piece takes at most twice
+//   the time of the step that it runs beside (one chunk at least), and the next one comes when the generating parts of
+//   the steps in between have paid for it. What rows cost is learned from the steps that ran. With nobody generating a
+//   step is full of prompt.
 // * Prompt positions run in the chunk regime, in pieces that end on the absolute 64-token grid or at the end of the
 //   prompt. The last prompt row gives the first output token. Positions behind the prompt run in the window regime.
 //   Which of the two depends on the position alone, so the numbers do not depend on who else is running.
 // * A request that was running when a rank died comes back with the tokens already given out. They are rows like any
-//   others of the window regime, up to max_window in a step where rows are left; sampling goes on behind them.
+//   others of the window regime; sampling goes on behind them.
 // * A window's rows are records until the next step of the sequence commits them (`replay`): without drafts all of
 //   them.
-// * Cancelling frees slot and blocks at once. Plans run in order, so a later plan may give them to somebody else even
-//   while the last one runs; the result that still comes is passed over.
-// * Priorities and fairness keys are not looked at yet.
+// * Cancelling, or a deadline, frees slot and blocks at once. Plans run in order, so a later plan may give them to
+//   somebody else even while the last one runs; the result that still comes is passed over. What had been finished of
+//   the prompt stays cached.
 #include "engine/runtime/scheduler.h"
 
 #include <algorithm>
@@ -30,27 +49,29 @@ namespace {
 constexpr int kBadRequest = 400, kTooMany = 429, kUnavailable = 503, kTimeout = 504;
 constexpr std::string_view kCanary = "canary";
 
+constexpr uint32_t kRetrySoon = 5, kLongestWait = 600;  // seconds
+constexpr double kMemory = 0.9;                         // of the time a request takes, by each that ends
+
 size_t tokens_of(const wire::Submit& request) {
   return request.prompt.size() + request.emitted.size();
 }
 
 }  // namespace
 
-int32_t Scheduler::Sequence::token_at(int32_t position) const {
-  return position < prompt() ? request.prompt[static_cast<size_t>(position)]
-                             : output[static_cast<size_t>(position - prompt())];
-}
-
 Scheduler::Scheduler(const SchedulerLimits& limits, SamplingTable& sampling, uint64_t generation)
     : limits_(limits),
       sampling_(sampling),
       generation_(generation),
       cache_({.blocks = limits.blocks, .snaps = limits.snaps, .interval = limits.snap_interval}),
-      slots_(0, limits.max_seqs) {
+      slots_(0, limits.max_seqs),
+      waiting_(limits.aging),
+      share_(limits.prefill_share, limits.max_piece_ms) {
   if (limits.max_seqs < 1 || limits.max_window < 1 || limits.max_context < 1 || limits.blocks < 2)
     throw Error(Code::config, "scheduler: max_seqs, max_window and max_context must be at least 1, blocks at least 2");
   if (limits.prefill_chunk < kChunk || limits.prefill_chunk % kChunk != 0)
     throw Error(Code::config, cat("serve.prefill_chunk is ", limits.prefill_chunk), cat("use a multiple of ", kChunk));
+  if (limits.reserve_output < 1)
+    throw Error(Code::config, cat("sched.reserve_output is ", limits.reserve_output), "at least 1");
   if (limits.max_rows < limits.max_seqs + kChunk)
     throw Error(
         Code::config,
@@ -72,22 +93,21 @@ wire::Delta Scheduler::failed(const wire::Submit& request, size_t index, int cod
   wire::Delta d = ended(request, index, "error");
   d.error = std::move(error);
   d.error_code = code;
+  if (code == kUnavailable) d.retry_after_s = kRetrySoon;
   return d;
 }
 
-/// Output tokens of the request, those already emitted included; 0 = none named: what fits.
-int32_t Scheduler::max_output_of(const wire::Submit& request) const {
-  const int32_t room = limits_.max_context - static_cast<int32_t>(request.prompt.size());
-  return request.sampling.max_tokens > 0 ? request.sampling.max_tokens : room;
+/// Too much waits already.
+wire::Delta Scheduler::busy(const wire::Submit& request, std::string error) const {
+  wire::Delta d = failed(request, request.emitted.size(), kTooMany, std::move(error));
+  d.retry_after_s = wait_estimate();
+  return d;
 }
 
-size_t Scheduler::blocks_for(const wire::Submit& request) const {
-  const size_t tokens = request.prompt.size() + static_cast<size_t>(max_output_of(request));
-  return (tokens + kBlockTokens - 1) / kBlockTokens;
-}
-
-bool Scheduler::fits_now(const wire::Submit& request) const {
-  return slots_.available() > 0 && cache_.could_take(blocks_for(request));
+/// Seconds until what waits now has had its turn, by what requests took so far; at least 1.
+uint32_t Scheduler::wait_estimate() const {
+  const double ms = request_ms_ * static_cast<double>(waiting_.size() + 1);
+  return static_cast<uint32_t>(std::clamp(ms / 1000, 1.0, static_cast<double>(kLongestWait)));
 }
 
 /// Why a request is not even queued.
@@ -111,16 +131,31 @@ std::optional<wire::Delta> Scheduler::refusal(const wire::Submit& r) const {
   if (r.emitted.size() > static_cast<size_t>(max_output_of(r)))
     return fail(kBadRequest,
                 cat(r.emitted.size(), " tokens were given out already, at most ", max_output_of(r), " are allowed"));
-  if (blocks_for(r) > cache_.blocks().total())
-    return fail(kBadRequest, cat("prompt and output need ", blocks_for(r) * kBlockTokens,
+  if (blocks_of_all(r) > cache_.blocks().total())
+    return fail(kBadRequest, cat("prompt and output need ", blocks_of_all(r) * kBlockTokens,
                                  " tokens of KV cache, there are ", cache_.blocks().total() * kBlockTokens));
-  if (waiting_.empty() && fits_now(r)) return std::nullopt;
+  if (waiting_.empty() && slots_.available() > 0 && cache_.could_take(blocks_to_start(r))) return std::nullopt;
   if (waiting_.size() >= limits_.max_queue)
-    return fail(kTooMany, cat(waiting_.size(), " requests are waiting, at most ", limits_.max_queue, " may"));
-  if (waiting_tokens_ + tokens_of(r) > limits_.max_queue_tokens)
-    return fail(kTooMany,
-                cat("waiting requests hold ", waiting_tokens_, " tokens, at most ", limits_.max_queue_tokens, " may"));
+    return busy(r, cat(waiting_.size(), " requests are waiting, at most ", limits_.max_queue, " may"));
+  if (waiting_.tokens() + tokens_of(r) > limits_.max_queue_tokens)
+    return busy(
+        r, cat("waiting requests hold ", waiting_.tokens(), " tokens, at most ", limits_.max_queue_tokens, " may"));
   return std::nullopt;
+}
+
+/// A replayed request may have had its last token.
+bool Scheduler::ended_before(const wire::Submit& request) {
+  const size_t emitted = request.emitted.size();
+  if (emitted == 0) return false;
+  const SamplingState state(request, sampling_.space());
+  if (state.stops(request.emitted.back())) {
+    deltas_.push_back(ended(request, emitted, "stop"));
+    deltas_.back().stop_token = request.emitted.back();
+    return true;
+  }
+  if (emitted < static_cast<size_t>(max_output_of(request))) return false;
+  deltas_.push_back(ended(request, emitted, "length"));
+  return true;
 }
 
 void Scheduler::submit(wire::Submit request) {
@@ -129,22 +164,10 @@ void Scheduler::submit(wire::Submit request) {
     deltas_.push_back(std::move(*why));
     return;
   }
-  // A replayed request may have had its last token.
-  const size_t emitted = request.emitted.size();
-  if (emitted > 0) {
-    const SamplingState state(request, sampling_.space());
-    if (state.stops(request.emitted.back())) {
-      deltas_.push_back(ended(request, emitted, "stop"));
-      deltas_.back().stop_token = request.emitted.back();
-      return;
-    }
-    if (emitted == static_cast<size_t>(max_output_of(request))) {
-      deltas_.push_back(ended(request, emitted, "length"));
-      return;
-    }
-  }
-  waiting_tokens_ += tokens_of(request);
-  waiting_.push_back(std::move(request));
+  if (ended_before(request)) return;
+  waiting_.enter(request.key);
+  waiting_.push({.request = std::move(request), .arrival = ++arrivals_, .since = now_, .cached = {}});
+  blocked_ = false;
   admit();
 }
 
@@ -158,186 +181,74 @@ void Scheduler::cancel(uint64_t id) {
 std::optional<Scheduler::Dropped> Scheduler::drop(uint64_t id) {
   if (const auto at = by_id_.find(id); at != by_id_.end()) {
     Dropped was{at->second->request, at->second->output.size()};
-    release(at->second);
+    end(at->second);
     return was;
   }
-  const auto at = std::find_if(waiting_.begin(), waiting_.end(), [&](const wire::Submit& r) { return r.id == id; });
-  if (at == waiting_.end()) return std::nullopt;
-  Dropped was{std::move(*at), 0};
-  was.output = was.request.emitted.size();
-  waiting_tokens_ -= tokens_of(was.request);
-  waiting_.erase(at);
-  return was;
+  auto waiting = waiting_.take(id);
+  if (!waiting) return std::nullopt;
+  waiting_.leave(waiting->request.key);
+  cache_.forget(id);
+  blocked_ = false;
+  const size_t output = waiting->request.emitted.size();
+  return Dropped{std::move(waiting->request), output};
 }
 
 void Scheduler::cancel_all() {
-  waiting_.clear();
-  waiting_tokens_ = 0;
-  while (!running_.empty()) release(running_.begin());
+  for (const Waiting& w : waiting_.remove_if([](const Waiting&) { return true; })) {
+    waiting_.leave(w.request.key);
+    cache_.forget(w.request.id);
+  }
+  while (!running_.empty()) end(running_.begin());
   deltas_.clear();
 }
 
 void Scheduler::drain() {
   draining_ = true;
-  for (const wire::Submit& r : waiting_)
-    deltas_.push_back(failed(r, r.emitted.size(), kUnavailable, "the server is shutting down"));
-  waiting_.clear();
-  waiting_tokens_ = 0;
+  for (const Waiting& w : waiting_.remove_if([](const Waiting& waiting) { return !waiting.preempted; })) {
+    waiting_.leave(w.request.key);
+    deltas_.push_back(failed(w.request, w.request.emitted.size(), kUnavailable, "the server is shutting down"));
+  }
+  blocked_ = false;
 }
 
 void Scheduler::expire(Time now) {
-  const auto late = [&](const wire::Submit& r) { return r.deadline_ms > 0 && now.count() >= r.deadline_ms; };
-  const std::string why = "the request's deadline has passed";
-  for (auto at = waiting_.begin(); at != waiting_.end();) {
-    if (!late(*at)) {
-      ++at;
-      continue;
-    }
-    deltas_.push_back(failed(*at, at->emitted.size(), kTimeout, why));
-    waiting_tokens_ -= tokens_of(*at);
-    at = waiting_.erase(at);
-  }
-  for (auto at = running_.begin(); at != running_.end();) {
-    const auto next = std::next(at);
-    if (late(at->request)) {
-      deltas_.push_back(failed(at->request, at->output.size(), kTimeout, why));
-      release(at);
-    }
-    at = next;
-  }
-}
-
-void Scheduler::admit() {
-  while (!waiting_.empty() && slots_.available() > 0) {
-    const size_t tokens = tokens_of(waiting_.front());
-    if (!start(waiting_.front())) return;
-    waiting_.pop_front();
-    waiting_tokens_ -= tokens;
-  }
-}
-
-/// False when its blocks are not to be had; the request is then as it was.
-bool Scheduler::start(wire::Submit& request) {
-  std::optional<CacheGrant> cache =
-      cache_.reserve({.salt = request.salt,
-                      .prefix = {.tokens = request.prompt, .prompt = static_cast<int32_t>(request.prompt.size())},
-                      .boundaries = request.boundaries,
-                      .blocks = blocks_for(request),
-                      .write = request.cache_write},
-                     now_);
-  if (!cache) return false;
-  Sequence seq;
-  seq.serial = ++serial_;
-  seq.max_output = max_output_of(request);
-  seq.cache = std::move(*cache);
-  seq.computed = seq.finished = seq.cache.position;
-  seq.slot = slots_.take().value();
-  seq.output = request.emitted;
-  seq.request = std::move(request);
-  prefix_queries_ += seq.request.prompt.size();
-  prefix_hits_ += static_cast<uint64_t>(seq.cache.position);
-  sampling_.add(seq.request);
-  running_.push_back(std::move(seq));
-  by_id_[running_.back().request.id] = std::prev(running_.end());
-  return true;
-}
-
-void Scheduler::release(Running::iterator at) {
-  if (at->finished < at->prompt()) remember(*at, {});
-  cache_.release(at->cache, at->started);
-  slots_.give(at->slot);
-  if (at->started) released_.push_back(at->slot);
-  sampling_.remove(at->request.id);
-  by_id_.erase(at->request.id);
-  running_.erase(at);
-}
-
-// ---- steps
-
-std::optional<StepPlan> Scheduler::plan(Time now) {
-  now_ = std::max(now_, now);
-  expire(now);
-  admit();
-  StepPlan plan;
-  int32_t rows_left = limits_.max_rows;
-  plan_windows(plan, rows_left);
-  plan_chunks(plan, rows_left);
-  if (plan.seqs.empty()) return std::nullopt;
-  plan.generation = generation_;
-  plan.step = ++step_;
-  plan.release = std::exchange(released_, {});
-  flights_.push_back({plan.step, std::exchange(parts_, {})});
-  return plan;
-}
-
-/// One row for every sequence that generates; more only for tokens that are known already, where rows are left beside a
-/// prompt piece.
-void Scheduler::plan_windows(StepPlan& plan, int32_t& rows_left) {
-  int32_t spare = rows_left - kChunk;
+  std::vector<uint64_t> late;
+  const auto is_late = [&](const wire::Submit& r) { return r.deadline_ms > 0 && now.count() >= r.deadline_ms; };
   for (const Sequence& s : running_)
-    if (s.computed >= s.prompt() && s.computed < s.total()) --spare;
-  for (Sequence& s : running_) {
-    const int32_t ahead = s.total() - s.computed;
-    if (s.computed < s.prompt() || ahead == 0) continue;
-    const int32_t extra = std::clamp(std::min(ahead, limits_.max_window) - 1, 0, std::max(spare, 0));
-    spare -= extra;
-    rows_left -= 1 + extra;
-    plan.seqs.push_back(step_of(s, Regime::window, 1 + extra));
+    if (is_late(s.request)) late.push_back(s.request.id);
+  for (const uint64_t id : late) {
+    const Dropped was = drop(id).value();
+    deltas_.push_back(failed(was.request, was.output, kTimeout, "the request's deadline has passed"));
+  }
+  for (const Waiting& w : waiting_.remove_if([&](const Waiting& waiting) { return is_late(waiting.request); })) {
+    waiting_.leave(w.request.key);
+    cache_.forget(w.request.id);
+    blocked_ = false;
+    deltas_.push_back(failed(w.request, w.request.emitted.size(), kTimeout, "the request's deadline has passed"));
   }
 }
 
-void Scheduler::plan_chunks(StepPlan& plan, int32_t rows_left) {
-  int32_t budget = std::min(limits_.prefill_chunk, rows_left);
-  for (Sequence& s : running_) {
-    if (s.computed >= s.prompt()) continue;
-    const int32_t reach = s.computed + budget;
-    const int32_t end = reach >= s.prompt() ? s.prompt() : reach / kChunk * kChunk;
-    if (end <= s.computed) continue;
-    budget -= end - s.computed;
-    prompt_tokens_ += static_cast<uint64_t>(end - s.computed);
-    plan.seqs.push_back(step_of(s, Regime::chunk, end - s.computed));
-  }
-}
-
-SeqStep Scheduler::step_of(Sequence& s, Regime regime, int32_t rows) {
-  SeqStep step;
-  step.request = s.request.id;
-  step.slot = s.slot;
-  step.regime = regime;
-  step.start = s.computed;
-  step.replay = s.pending;
-  for (int32_t i = 0; i < rows; ++i) step.tokens.push_back(s.token_at(s.computed + i));
-  Part part;
-  part.request = s.request.id;
-  part.serial = s.serial;
-  part.end = s.computed + rows;
-  if (!s.started) {
-    step.append = s.cache.table;
-    step.restore = s.cache.restore;
-    if (s.cache.copy != BlockId::null) step.copy.emplace_back(s.cache.copy, s.cache.table.at(s.cache.copy_to));
-    if (s.cache.restoring) part.restoring = s.cache.lease;
-  }
-  if (regime == Regime::chunk) {
-    part.snaps = cache_.exports(s.cache, s.computed, s.computed + rows, now_);
-    for (const prefix::NewSnapshot& n : part.snaps) step.exports.emplace_back(n.position, n.id);
-  }
-  parts_.push_back(std::move(part));
-  s.started = true;
-  s.computed += rows;
-  s.pending = regime == Regime::window ? static_cast<int16_t>(rows) : int16_t{0};
-  step.logits = s.computed == s.total() ? 1 : 0;
-  return step;
-}
+// ---- results
 
 void Scheduler::complete(const StepResult& result) {
   if (flights_.empty() || flights_.front().step != result.step)
     throw Error(Code::internal, cat("the result of step ", result.step, " came, expected that of ",
                                     flights_.empty() ? uint64_t{0} : flights_.front().step));
-  for (Part& part : flights_.front().parts) finish(part);
+  Flight flight = std::move(flights_.front());
   flights_.pop_front();
+  cost_.observe(flight.window_rows, flight.chunk_rows, result.device_ms);
+  const double window_ms =
+      flight.chunk_rows == 0 ? result.device_ms : std::min(cost_.window_ms(flight.window_rows), result.device_ms);
+  share_.ran(flight.planned_ms, flight.window_rows > 0 ? window_ms : 0, result.device_ms - window_ms);
+  busy_ms_ += result.device_ms;
+  std::unordered_map<uint64_t, uint64_t> serials;
+  for (Part& part : flight.parts) {
+    finish(part);
+    serials[part.request] = part.serial;
+  }
   for (const SeqResult& r : result.seqs) {
     const auto at = by_id_.find(r.request);
-    if (at == by_id_.end() || r.tokens.empty()) continue;
+    if (at == by_id_.end() || r.tokens.empty() || at->second->serial != serials[r.request]) continue;
     take_token(at->second, r.tokens.front());
   }
 }
@@ -348,23 +259,14 @@ void Scheduler::finish(Part& part) {
   if (at == by_id_.end() || at->second->serial != part.serial) {
     if (part.restoring != prefix::LeaseId::none) cache_.drop_restore(part.restoring);
     cache_.drop(part.snaps);
+    blocked_ = false;
     return;
   }
   Sequence& s = *at->second;
   s.finished = part.end;
+  if (part.restoring != prefix::LeaseId::none) blocked_ = false;
   cache_.restored(s.cache);
   if (!part.snaps.empty() || s.finished == s.prompt()) remember(s, std::move(part.snaps));
-}
-
-/// Registers the prompt as far as it has been read, with snapshots that were written.
-void Scheduler::remember(Sequence& s, std::vector<prefix::NewSnapshot> snaps) {
-  const int32_t count = std::min(s.finished, s.prompt());
-  if (limits_.snaps == 0 || !s.request.cache_write || count <= s.cache.registered) {
-    cache_.drop(snaps);
-    return;
-  }
-  const std::span<const int32_t> tokens(s.request.prompt.data(), static_cast<size_t>(count));
-  cache_.insert(s.cache, {.tokens = tokens, .prompt = s.prompt()}, std::move(snaps), now_);
 }
 
 void Scheduler::take_token(Running::iterator at, const SampledToken& sampled) {
@@ -375,11 +277,11 @@ void Scheduler::take_token(Running::iterator at, const SampledToken& sampled) {
   if (sampled.token < 0) {
     deltas_.push_back(failed(s.request, s.output.size(), kBadRequest,
                              "no token is allowed here: allowed_token_ids, logit_bias or the grammar forbid all"));
-    release(at);
+    end(at);
     return;
   }
   wire::Delta d = ended(s.request, s.output.size(), "");
-  d.cached_tokens = static_cast<uint32_t>(s.cache.position);
+  d.cached_tokens = s.cached;
   d.tokens.push_back(sampled.token);
   if (s.request.sampling.logprobs >= 0) d.logprobs.push_back({sampled.logprob, sampled.top});
   s.output.push_back(sampled.token);
@@ -394,7 +296,11 @@ void Scheduler::take_token(Running::iterator at, const SampledToken& sampled) {
   }
   const bool over = !d.finish.empty();
   deltas_.push_back(std::move(d));
-  if (over) release(at);
+  waiting_.charge(s.request.key, 1);
+  if (!over) return;
+  request_ms_ = request_ms_ == 0 ? busy_ms_ : kMemory * request_ms_ + (1 - kMemory) * busy_ms_;
+  busy_ms_ = 0;
+  end(at);
 }
 
 std::vector<wire::Delta> Scheduler::take_deltas() {
@@ -420,6 +326,7 @@ wire::Stats Scheduler::stats() const {
   s.blocks_cached = static_cast<uint32_t>(held.blocks);
   s.snaps_used = static_cast<uint32_t>(cache_.snaps().used());
   s.snaps_total = static_cast<uint32_t>(cache_.snaps().total());
+  s.preemptions = preemptions_;
   s.prefix_queries = prefix_queries_;
   s.prefix_hits = prefix_hits_;
   s.snaps_written = counted.snaps_inserted;
@@ -430,18 +337,19 @@ wire::Stats Scheduler::stats() const {
 }
 
 void Scheduler::check() const {
-  size_t waiting = 0, written = 0;
+  size_t written = 0;
   std::vector<const CacheGrant*> grants;
   for (const Sequence& s : running_) grants.push_back(&s.cache);
-  for (const wire::Submit& r : waiting_) waiting += tokens_of(r);
   for (const Flight& f : flights_)
     for (const Part& p : f.parts) written += p.snaps.size();
   cache_.check(grants, written);
   slots_.check(running_.size(), "slot");
-  if (by_id_.size() != running_.size() || sampling_.size() != running_.size() || waiting != waiting_tokens_)
-    throw Error(Code::internal,
-                cat("scheduler: ", running_.size(), " sequences, ", by_id_.size(), " by id, ", sampling_.size(),
-                    " with sampling state, ", waiting_tokens_, " waiting tokens counted as ", waiting));
+  waiting_.check();
+  if (by_id_.size() != running_.size() || sampling_.size() != running_.size())
+    throw Error(Code::internal, cat("scheduler: ", running_.size(), " sequences, ", by_id_.size(), " by id, ",
+                                    sampling_.size(), " with sampling state"));
+  if (idle() && waiting_.keys() != 0)
+    throw Error(Code::internal, cat("scheduler: idle, but ", waiting_.keys(), " fairness keys have requests"));
 }
 
 }  // namespace glm53

@@ -13,6 +13,8 @@
 #include "engine/runtime/pools.h"
 #include "engine/runtime/sampling.h"
 #include "engine/runtime/scheduler_cache.h"
+#include "engine/runtime/scheduler_cost.h"
+#include "engine/runtime/scheduler_queue.h"
 #include "engine/runtime/wire.h"
 
 namespace glm53 {
@@ -28,12 +30,17 @@ struct SchedulerLimits {
   int32_t snap_interval = 8192;       ///< prompt tokens between interval snapshots; 0 = none
   size_t max_queue = 1024;            ///< waiting requests
   size_t max_queue_tokens = 4000000;  ///< tokens they bring
+  int32_t reserve_output = 256;       ///< output tokens for which a request must have blocks to be admitted
+  double prefill_share = 0.4;         ///< of the time, for prompts, while others generate
+  double max_piece_ms = 600;          ///< longest piece of a prompt meanwhile
+  std::chrono::milliseconds aging = std::chrono::seconds(60);      ///< of waiting, for one priority class
+  std::chrono::milliseconds patience = std::chrono::seconds(120);  ///< then nobody overtakes the request any more
 };
 
 /// Pure bookkeeping: no thread, no clock, no model. One owner calls everything.
 class Scheduler {
  public:
-  /// Milliseconds of the unix epoch, for deadlines.
+  /// Milliseconds of the unix epoch, for deadlines. A clock that jumps hurts deadlines only.
   using Time = std::chrono::milliseconds;
 
   /// Throws Error(config) for limits that contradict each other. `sampling` outlives the scheduler, which adds and
@@ -50,7 +57,7 @@ class Scheduler {
   void cancel_all();
   void set_gate(bool open) { gate_open_ = open; }
   bool gate_open() const { return gate_open_; }
-  /// Admits nothing any more; what waits is refused, what runs goes on.
+  /// Admits nothing new any more; what waits is refused, what runs or ran goes on.
   void drain();
 
   /// The next step, or nothing when there is nothing to run until a result or a request comes.
@@ -64,6 +71,7 @@ class Scheduler {
 
   bool idle() const { return running_.empty() && waiting_.empty(); }
   const SchedulerCache& cache() const { return cache_; }
+  const StepCost& cost() const { return cost_; }
   /// The fields that the scheduler knows.
   wire::Stats stats() const;
   /// Throws Error(internal) when pools, table and sequences contradict each other. Cheap enough for every idle turn.
@@ -75,16 +83,26 @@ class Scheduler {
     std::vector<int32_t> output;  // emitted ones first
     int32_t max_output = 0;
     SlotId slot = SlotId::none;
+    int64_t cls = 0;  // its priority class when it was admitted
+    uint64_t arrival = 0;
+    Time since{0};        // it waits or runs
     uint64_t serial = 0;  // tells it from an older sequence of the same request
+    uint32_t cached = 0;
     CacheGrant cache;
-    bool started = false;  // the executor knows its block table
-    int32_t computed = 0;  // positions whose rows have run or are planned
-    int32_t finished = 0;  // of these, in steps that have finished
-    int16_t pending = 0;   // of these, window records not yet committed
+    size_t table_sent = 0;    // blocks that the executor knows
+    bool started = false;     // the executor knows its slot
+    int32_t computed = 0;     // positions whose rows have run or are planned
+    int32_t finished = 0;     // of these, in steps that have finished
+    int16_t pending = 0;      // of these, window records not yet committed
+    uint64_t last_piece = 0;  // step of its last piece of prompt
 
     int32_t prompt() const { return static_cast<int32_t>(request.prompt.size()); }
     int32_t total() const { return prompt() + static_cast<int32_t>(output.size()); }
+    bool reads() const { return computed < prompt(); }
+    bool generates() const { return !reads() && computed < total(); }
     int32_t token_at(int32_t position) const;
+    /// Whether it goes before the other one when there is not enough for both.
+    bool before(const Sequence& other) const { return cls != other.cls ? cls < other.cls : arrival < other.arrival; }
   };
   using Running = std::list<Sequence>;
   /// A sequence's part of a step that runs.
@@ -96,49 +114,74 @@ class Scheduler {
   };
   struct Flight {
     uint64_t step = 0;
+    int32_t window_rows = 0, chunk_rows = 0;
+    double planned_ms = 0;  // of its prompt rows
     std::vector<Part> parts;
   };
-
-  std::optional<wire::Delta> refusal(const wire::Submit& request) const;
-  size_t blocks_for(const wire::Submit& request) const;
-  int32_t max_output_of(const wire::Submit& request) const;
-  bool fits_now(const wire::Submit& request) const;
-  /// Forgets a request; what it was, with the tokens given out so far.
   struct Dropped {
     wire::Submit request;
     size_t output;
   };
+
+  // scheduler.cpp: arrival, end, results
+  std::optional<wire::Delta> refusal(const wire::Submit& request) const;
+  bool ended_before(const wire::Submit& request);
+  /// Forgets a request; what it was, with the tokens given out so far.
   std::optional<Dropped> drop(uint64_t id);
   void expire(Time now);
-  void admit();
-  bool start(wire::Submit& request);
-  void release(Running::iterator at);
-  SeqStep step_of(Sequence& seq, Regime regime, int32_t rows);
   void finish(Part& part);
-  void remember(Sequence& seq, std::vector<prefix::NewSnapshot> snaps);
-  void plan_windows(StepPlan& plan, int32_t& rows_left);
-  void plan_chunks(StepPlan& plan, int32_t rows_left);
   void take_token(Running::iterator at, const SampledToken& sampled);
   static wire::Delta ended(const wire::Submit& request, size_t index, std::string finish);
   static wire::Delta failed(const wire::Submit& request, size_t index, int code, std::string error);
+  wire::Delta busy(const wire::Submit& request, std::string error) const;
+  uint32_t wait_estimate() const;
+
+  // scheduler_admission.cpp: who runs
+  int32_t max_output_of(const wire::Submit& request) const;
+  size_t blocks_of_all(const wire::Submit& request) const;
+  size_t blocks_to_start(const wire::Submit& request) const;
+  void admit();
+  bool admit(const Waiting& next);
+  bool could_displace(const wire::Submit& request, size_t blocks) const;
+  std::optional<CacheGrant> reserve(const wire::Submit& request, size_t blocks);
+  void start(Waiting waiting, CacheGrant cache);
+  void end(Running::iterator at);
+  void leave(Running::iterator at);
+  void preempt(Running::iterator at);
+  void save(Sequence& seq);
+  void remember(Sequence& seq, std::vector<prefix::NewSnapshot> snaps);
+  Running::iterator last_of(int64_t behind_class);
+  void make_room_for_rows();
+
+  // scheduler_steps.cpp: what runs
+  void pass_time(Time now);
+  SeqStep step_of(Sequence& seq, Regime regime, int32_t rows);
+  void plan_windows(StepPlan& plan, Flight& flight);
+  void plan_chunks(StepPlan& plan, Flight& flight);
 
   const SchedulerLimits limits_;
   SamplingTable& sampling_;
   const uint64_t generation_;
   SchedulerCache cache_;
   SlotPool slots_;
-  std::deque<wire::Submit> waiting_;
-  size_t waiting_tokens_ = 0;
+  WaitingQueue waiting_;
   Running running_;  // in the order of admission
   std::unordered_map<uint64_t, Running::iterator> by_id_;
-  std::deque<Flight> flights_;    // steps that run, oldest first
-  std::vector<Part> parts_;       // of the step that is being planned
-  std::vector<SlotId> released_;  // to be told to the executor with the next plan
+  std::deque<Flight> flights_;                       // steps that run, oldest first
+  std::vector<Part> parts_;                          // of the step that is being planned
+  std::vector<std::pair<SlotId, SnapId>> saves_;     // for the next plan, in front of its releases
+  std::vector<std::pair<SlotId, int16_t>> flushes_;  // before those
+  std::vector<SlotId> released_;                     // to be told to the executor with the next plan
   std::vector<wire::Delta> deltas_;
+  StepCost cost_;
+  PrefillShare share_;
   bool gate_open_ = false, draining_ = false;
-  uint64_t step_ = 0, serial_ = 0, prompt_tokens_ = 0, generated_tokens_ = 0;
+  bool blocked_ = false;  // nobody who waits can start until something ends
+  uint64_t step_ = 0, serial_ = 0, arrivals_ = 0, prompt_tokens_ = 0, generated_tokens_ = 0, preemptions_ = 0;
   uint64_t prefix_queries_ = 0, prefix_hits_ = 0;  // tokens of admitted prompts; those not computed again
-  Time now_{0};                                    // of the last plan
+  Time now_{0};                                    // passes with plans, and never jumps
+  std::optional<Time> wall_;                       // of the last plan
+  double busy_ms_ = 0, request_ms_ = 0;            // of steps since a request ended; as a mean over requests
 };
 
 }  // namespace glm53

@@ -22,6 +22,20 @@ bool SchedulerCache::could_take(size_t blocks) const {
   return blocks <= blocks_.available() || blocks <= blocks_.available() + index_.contents().evictable;
 }
 
+bool SchedulerCache::could_take_beside(std::span<const CacheGrant* const> staying, size_t blocks) const {
+  std::vector<prefix::LeaseId> leases;
+  std::set<BlockId> own;
+  const auto add = [&](prefix::LeaseId lease, const std::vector<BlockId>& table) {
+    leases.push_back(lease);
+    for (const BlockId b : table)
+      if (!index_.holds(b)) own.insert(b);
+  };
+  for (const CacheGrant* g : staying) add(g->lease, g->table);
+  for (const auto& [lease, table] : leaving_) add(lease, table);
+  // One more, which a hit inside a block holds until it is copied.
+  return index_.held_by(leases) + own.size() + blocks + 1 <= blocks_.total();
+}
+
 void SchedulerCache::append(CacheGrant& grant, size_t blocks) {
   const auto more = blocks_.take(blocks);
   if (!more) throw Error(Code::internal, cat("the pool has no ", blocks, " blocks, though it should"));
@@ -38,7 +52,7 @@ bool SchedulerCache::make_room(size_t blocks) {
 std::optional<CacheGrant> SchedulerCache::reserve(const CacheWish& wish, prefix::Time now) {
   CacheGrant grant;
   if (limits_.snaps == 0) {
-    if (blocks_.available() < wish.blocks) return std::nullopt;
+    if (blocks_.available() < wish.blocks + wish.spare) return std::nullopt;
     grant.lease = index_.open(wish.salt);
     append(grant, wish.blocks);
     return grant;
@@ -53,7 +67,7 @@ std::optional<CacheGrant> SchedulerCache::reserve(const CacheWish& wish, prefix:
   grant.registered = hit.position;
   grant.restoring = hit.position > 0;
   const size_t more = wish.blocks > grant.table.size() ? wish.blocks - grant.table.size() : 0;
-  if (!make_room(more)) {
+  if (!could_take(more + wish.spare) || !make_room(more)) {
     release(grant, false);
     return std::nullopt;
   }

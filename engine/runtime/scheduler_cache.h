@@ -38,6 +38,7 @@ struct CacheWish {
   prefix::Prefix prefix;  ///< that may be found; with the request's number when it was preempted
   std::span<const int32_t> boundaries{};
   size_t blocks = 0;  ///< of the table
+  size_t spare = 0;   ///< that must be left then
   bool write = true;  ///< snapshots of the prompt are wanted
 };
 
@@ -48,6 +49,8 @@ class SchedulerCache {
 
   /// Whether a table of so many blocks could be had, whatever it shares: evicting what nobody uses.
   bool could_take(size_t blocks) const;
+  /// Whether reserve() would succeed for so many blocks, whatever they share, if only these sequences were there.
+  bool could_take_beside(std::span<const CacheGrant* const> staying, size_t blocks) const;
   /// Looks the prefix up and takes the rest of the table, evicting what nobody uses. Nothing when there is not enough.
   std::optional<CacheGrant> reserve(const CacheWish& wish, prefix::Time now);
   /// Makes the table at least so many blocks long, evicting what nobody uses; false when there are not enough.

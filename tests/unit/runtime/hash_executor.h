@@ -19,18 +19,21 @@ using Tokens = std::vector<int32_t>;
 inline constexpr int32_t kVocab = 97;
 inline const TokenSpace kSpace{.vocab = kVocab, .text_vocab = kVocab, .eos = {0}};
 
-/// The fake model: the next token is a hash of all tokens so far.
-inline int32_t next_token(const Tokens& so_far) {
-  uint64_t h = 1469598103934665603u;
-  for (const int32_t t : so_far) h = (h ^ static_cast<uint64_t>(t + 1)) * 1099511628211u;
-  return static_cast<int32_t>((h >> 20) % kVocab);
-}
-
 /// The state of the fake model after some tokens: a hash of them all.
+inline constexpr uint64_t kNoTokens = 1469598103934665603u;
 inline uint64_t state_after(uint64_t state, int32_t token) {
   return (state ^ static_cast<uint64_t>(token + 1)) * 1099511628211u;
 }
-inline constexpr uint64_t kNoTokens = 1469598103934665603u;
+/// The token that follows in a state.
+inline int32_t token_of(uint64_t state) {
+  return static_cast<int32_t>((state >> 20) % kVocab);
+}
+
+inline int32_t next_token(const Tokens& so_far) {
+  uint64_t state = kNoTokens;
+  for (const int32_t t : so_far) state = state_after(state, t);
+  return token_of(state);
+}
 
 /// Keeps what a ModelExecutor would: rows by block, state by slot and by snapshot. The next token is a hash of the
 /// state and of the rows that the block table names, so that a wrong snapshot, a wrong block or a row that somebody
@@ -45,6 +48,16 @@ class HashExecutor final : public Executor {
   void submit(const StepPlan& plan) override {
     REQUIRE((!last_step_ || plan.step == *last_step_ + 1));
     last_step_ = plan.step;
+    for (const auto& [slot, records] : plan.flush) {
+      REQUIRE(slots_.at(slot).pending == records);
+      slots_.at(slot).committed += records;
+      slots_.at(slot).pending = 0;
+    }
+    for (const auto& [slot, snap] : plan.save) {
+      REQUIRE(slots_.at(slot).pending == 0);
+      snapshot(snap) = slots_.at(slot).state;
+      ++saves;
+    }
     for (const SlotId slot : plan.release) slots_.erase(slot);
     size_t rows = 0, prompt_rows = 0, window_rows = 0;
     bool chunk_seen = false;
@@ -75,7 +88,7 @@ class HashExecutor final : public Executor {
     return r;
   }
 
-  size_t most_seqs = 0, widest_window = 0, prompt_rows_run = 0, restores = 0;
+  size_t most_seqs = 0, widest_window = 0, prompt_rows_run = 0, restores = 0, saves = 0;
   /// Milliseconds of a step with so many window and prompt rows.
   std::function<double(size_t, size_t)> cost;
 
@@ -161,18 +174,15 @@ class HashExecutor final : public Executor {
           {.request = s.request, .tokens = {{.token = attend(slot), .logprob = 0, .top = {}}}, .accepted = 0});
   }
 
-  /// The next token, out of state and cache: next_token() of the tokens when both are right, else most likely not.
+  /// The next token, out of state and cache: the one that follows the tokens when both are right, else most likely not.
   int32_t attend(const Slot& slot) {
-    Tokens seen;
+    uint64_t hash = kNoTokens;
     for (int32_t p = 0; p < slot.state.tokens; ++p) {
       const Row& row = block(slot.table[static_cast<size_t>(p / kBlockTokens)])[static_cast<size_t>(p % kBlockTokens)];
-      seen.push_back(row.position == p ? row.token : -row.position);
+      hash = state_after(hash, row.position == p ? row.token : -2 - row.position);
     }
-    uint64_t hash = kNoTokens;
-    for (const int32_t t : seen) hash = state_after(hash, t);
-    const auto wrong =
-        static_cast<int32_t>((slot.state.hash - hash) % (kVocab - 1) + (slot.state.hash != hash ? 1 : 0));
-    return (next_token(seen) + wrong) % kVocab;
+    const auto wrong = static_cast<int32_t>((slot.state.hash - hash) % (kVocab - 1));
+    return (token_of(hash) + (slot.state.hash == hash ? 0 : 1 + wrong)) % kVocab;
   }
 
   const SchedulerLimits limits_;

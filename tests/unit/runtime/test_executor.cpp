@@ -46,10 +46,10 @@ struct Server {
     table = std::make_unique<SamplingTable>(TokenSpace{vocab, 2660, model->config().eos});
     restart();
   }
-  void restart(int snaps = 0) {
+  void restart(int snaps = 0, int seqs = 6) {
     SchedulerLimits l;
     l.max_context = limits.max_context;
-    l.max_seqs = limits.max_seqs;
+    l.max_seqs = seqs;
     l.max_rows = limits.max_rows;
     l.prefill_chunk = 128;
     l.max_window = limits.max_window;
@@ -195,6 +195,34 @@ TEST_CASE("a conversation goes on from its snapshots with the same text as witho
   for (const wire::Submit& r : turns) CHECK(s.output[r.id] == cold[r.id]);
   CHECK(s.cached[1] == 128);
   s.scheduler->check();
+  s.restart(0);
+}
+
+TEST_CASE("requests that are put back go on with the same text, from their saved state or by computing it again") {
+  Server& s = server();
+  Tokens text;
+  for (const Sample& sample : samples()) text.insert(text.end(), sample.prompt.begin(), sample.prompt.end());
+  wire::Submit bulk = request(1, Tokens(text.begin(), text.begin() + 150), 60);
+  bulk.sampling.ignore_eos = true;
+  bulk.sampling.temperature = 0.7f;
+  bulk.priority = 3;
+  s.restart(0);
+  const Tokens undisturbed = s.alone(bulk);
+  for (const int snaps : {0, 4}) {
+    CAPTURE(snaps);
+    s.restart(snaps, 1);
+    s.output.clear();
+    s.scheduler->submit(bulk);
+    for (int turn = 0; !s.scheduler->idle(); ++turn) {
+      s.turn();
+      // While it reads, and twice while it generates.
+      if (turn == 0 || turn == 20 || turn == 40)
+        s.scheduler->submit(request(100 + static_cast<uint64_t>(turn), samples()[0].prompt, 4));
+    }
+    CHECK(s.scheduler->stats().preemptions == 3);
+    CHECK(s.output[1] == undisturbed);
+    s.scheduler->check();
+  }
   s.restart(0);
 }
 

@@ -122,6 +122,7 @@ StepPlan full_plan() {
   plan.bucket = 16;
   plan.seqs = {window, chunk, SeqStep{}};
   plan.flush = {{SlotId{5}, int16_t{2}}};
+  plan.save = {{SlotId{5}, SnapId{3}}};
   plan.release = {SlotId{1}, SlotId{3}};
   return plan;
 }

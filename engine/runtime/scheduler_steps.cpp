@@ -1,0 +1,119 @@
+// What runs in a step. The policy stands in scheduler.cpp.
+#include <algorithm>
+#include <utility>
+
+#include "engine/runtime/scheduler.h"
+
+namespace glm53 {
+namespace {
+
+constexpr Scheduler::Time kLongestGap{10000};  // between two plans, as the scheduler's own time sees it
+
+}  // namespace
+
+int32_t Scheduler::Sequence::token_at(int32_t position) const {
+  return position < prompt() ? request.prompt[static_cast<size_t>(position)]
+                             : output[static_cast<size_t>(position - prompt())];
+}
+
+/// The scheduler's own time follows the wall clock, but neither goes back nor leaps.
+void Scheduler::pass_time(Time now) {
+  if (wall_) now_ += std::clamp(now - *wall_, Time{0}, kLongestGap);
+  wall_ = now;
+}
+
+std::optional<StepPlan> Scheduler::plan(Time now) {
+  pass_time(now);
+  expire(now);
+  admit();
+  make_room_for_rows();
+  StepPlan plan;
+  Flight flight;
+  plan_windows(plan, flight);
+  plan_chunks(plan, flight);
+  if (plan.seqs.empty()) return std::nullopt;
+  plan.generation = generation_;
+  plan.step = ++step_;
+  plan.flush = std::exchange(flushes_, {});
+  plan.save = std::exchange(saves_, {});
+  plan.release = std::exchange(released_, {});
+  flight.step = plan.step;
+  flight.parts = std::exchange(parts_, {});
+  flights_.push_back(std::move(flight));
+  return plan;
+}
+
+/// One row for every sequence that generates; more only for tokens that are known already, where rows are left beside a
+/// prompt piece.
+void Scheduler::plan_windows(StepPlan& plan, Flight& flight) {
+  int32_t spare = limits_.max_rows - kChunk;
+  for (const Sequence& s : running_)
+    if (s.generates()) --spare;
+  for (Sequence& s : running_) {
+    if (!s.generates()) continue;
+    const int32_t ahead = s.total() - s.computed;
+    const int32_t extra = std::clamp(std::min(ahead, limits_.max_window) - 1, 0, std::max(spare, 0));
+    spare -= extra;
+    flight.window_rows += 1 + extra;
+    plan.seqs.push_back(step_of(s, Regime::window, 1 + extra));
+  }
+}
+
+void Scheduler::plan_chunks(StepPlan& plan, Flight& flight) {
+  std::vector<Sequence*> readers;
+  for (Sequence& s : running_)
+    if (s.reads()) readers.push_back(&s);
+  if (readers.empty()) return;
+  const int32_t most = std::min(limits_.prefill_chunk, limits_.max_rows - flight.window_rows);
+  int32_t budget = share_.rows(flight.window_rows, cost_, most);
+  // Stable: equal ones in the order of admission.
+  std::stable_sort(readers.begin(), readers.end(), [](const Sequence* a, const Sequence* b) {
+    return a->last_piece != b->last_piece ? a->last_piece < b->last_piece : a->before(*b);
+  });
+  for (Sequence* s : readers) {
+    const int32_t reach = s->computed + budget;
+    const int32_t end = reach >= s->prompt() ? s->prompt() : reach / kChunk * kChunk;
+    if (end <= s->computed) continue;
+    const int32_t rows = end - s->computed;
+    budget -= rows;
+    flight.chunk_rows += rows;
+    prompt_tokens_ += static_cast<uint64_t>(rows);
+    s->last_piece = step_ + 1;
+    plan.seqs.push_back(step_of(*s, Regime::chunk, rows));
+  }
+  flight.planned_ms = cost_.chunk_ms(flight.chunk_rows);
+  share_.planned(flight.planned_ms);
+}
+
+SeqStep Scheduler::step_of(Sequence& s, Regime regime, int32_t rows) {
+  SeqStep step;
+  step.request = s.request.id;
+  step.slot = s.slot;
+  step.regime = regime;
+  step.start = s.computed;
+  step.replay = s.pending;
+  for (int32_t i = 0; i < rows; ++i) step.tokens.push_back(s.token_at(s.computed + i));
+  Part part;
+  part.request = s.request.id;
+  part.serial = s.serial;
+  part.end = s.computed + rows;
+  if (!s.started) {
+    step.restore = s.cache.restore;
+    if (s.cache.copy != BlockId::null) step.copy.emplace_back(s.cache.copy, s.cache.table.at(s.cache.copy_to));
+    if (s.cache.restoring) part.restoring = s.cache.lease;
+  }
+  step.append.assign(s.cache.table.begin() + static_cast<std::ptrdiff_t>(s.table_sent), s.cache.table.end());
+  s.table_sent = s.cache.table.size();
+  if (regime == Regime::chunk) {
+    part.snaps = cache_.exports(s.cache, s.computed, s.computed + rows, now_);
+    for (const prefix::NewSnapshot& n : part.snaps) step.exports.emplace_back(n.position, n.id);
+  }
+  parts_.push_back(std::move(part));
+  s.started = true;
+  s.computed += rows;
+  s.pending = regime == Regime::window ? static_cast<int16_t>(rows) : int16_t{0};
+  step.logits = s.computed == s.total() ? 1 : 0;
+  return step;
+}
+
+}  // namespace glm53
