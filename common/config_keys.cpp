@@ -20,6 +20,8 @@ constexpr std::array kKeys{
     ConfigKey{"paths.run", text, kNode, "/run/glm53", "", "Folder of sockets; emptied of stale ones at start."},
     ConfigKey{"paths.logs", text, kNode, "/var/log/glm53", "",
               "Folder of process logs, one file a process and generation."},
+    ConfigKey{"paths.proc", text, kNode, "/proc", "",
+              "Where the kernel tells of memory (meminfo, pressure/memory); another folder in tests."},
     ConfigKey{"admin.socket", text, kNode, "", "", "Unix socket of the admin API; empty: agent.sock in paths.run."},
     ConfigKey{
         "admin.listen", text, kNode, "", "",
@@ -85,7 +87,11 @@ constexpr std::array kKeys{
               "Size of the KV cache on each rank; 0: as many blocks as serve.max_seqs full contexts need, within what "
               "is free.",
               0, 1e15},
-    ConfigKey{"memory.reserve", bytes, kCluster, "1GiB", "bytes", "Memory of the machine that stays free.", 0, 1e15},
+    ConfigKey{
+        "memory.reserve", bytes, kCluster, "1GiB", "bytes",
+        "Memory of the machine that stays free. The memory guard's thresholds follow it (docs/operating.md); 0: no "
+        "guard.",
+        0, 1e15},
     ConfigKey{"sched.max_queue", integer, kCluster, "1024", "requests", "Requests that may wait; beyond: 429.", 0, 1e6},
     ConfigKey{"sched.max_queue_tokens", integer, kCluster, "4000000", "tokens",
               "Prompt tokens that may wait; beyond: 429.", 1, 1e12},

@@ -87,15 +87,15 @@ std::vector<std::string> ledger_lines(const MemoryFacts& f, const std::vector<st
   return lines;
 }
 
-uint64_t available_memory() {
-  const std::string text = read_file("/proc/meminfo", 1 << 20);
+uint64_t available_memory(const std::string& proc) {
+  const std::string text = read_file(proc + "/meminfo", 1 << 20);
   for (const std::string& line : split(text, '\n')) {
     if (!line.starts_with("MemAvailable:")) continue;
     std::string_view number = trim(std::string_view(line).substr(13));
     if (number.ends_with(" kB")) number.remove_suffix(3);
     if (const auto kb = parse_int(trim(number))) return static_cast<uint64_t>(*kb) * 1024;
   }
-  throw Error(Code::internal, "/proc/meminfo has no MemAvailable");
+  throw Error(Code::internal, cat(proc, "/meminfo has no MemAvailable"));
 }
 
 }  // namespace glm53

@@ -31,7 +31,7 @@ std::vector<std::string> ledger_lines(const MemoryFacts& facts,
                                       const std::vector<std::pair<std::string, size_t>>& weights, uint64_t resident,
                                       const PoolUnit& unit, const PoolSizes& sizes);
 
-/// MemAvailable of /proc/meminfo. Throws Error(internal) when it is not there.
-uint64_t available_memory();
+/// MemAvailable of meminfo under `proc`, bytes. Throws Error(internal) when it is not there.
+uint64_t available_memory(const std::string& proc = "/proc");
 
 }  // namespace glm53

@@ -22,6 +22,7 @@
 #include "common/version.h"
 #include "engine/loader/safetensors.h"
 #include "engine/runtime/admin_server.h"
+#include "engine/runtime/memory_guard.h"
 #include "engine/runtime/memory_ledger.h"
 #include "engine/runtime/model_executor.h"
 #include "engine/runtime/step_loop.h"
@@ -95,6 +96,12 @@ int32_t text_vocab(const std::string& dir, int64_t vocab) {
   return static_cast<int32_t>(std::min(highest + 1, vocab));
 }
 
+int report(const Error& error, Notifier& notifier) {
+  log::error(error.line());
+  notifier.error(error.line());
+  return rank_exit(error.code());
+}
+
 class Rank {
  public:
   Rank(RankConfig config, Notifier& notifier, Controls& controls, SignalWatch& signals);
@@ -110,6 +117,7 @@ class Rank {
   LoopParts parts() { return {*group_, *executor_, *comm_, notifier_, controls_}; }
   Json admin(const std::string& command);
   void say_ready();
+  void guard_memory();
 
   const RankConfig rank_;
   const Config config_;
@@ -129,6 +137,7 @@ class Rank {
   OwnedCaches caches_;
   std::unique_ptr<SamplingTable> sampling_;
   std::unique_ptr<ModelExecutor> executor_;
+  std::unique_ptr<MemoryGuard> guard_;
 };
 
 Rank::Rank(RankConfig config, Notifier& notifier, Controls& controls, SignalWatch& signals)
@@ -142,6 +151,7 @@ Rank::Rank(RankConfig config, Notifier& notifier, Controls& controls, SignalWatc
 
 void Rank::run() {
   notifier_.phase(Phase::init);
+  prefer_to_be_killed();
   log::info(
       cat("glm53-engine ", version(), ", rank ", rank_.rank, " of ", rank_.size, ", generation ", rank_.generation));
   dir_ = config_.path("model.path");
@@ -239,7 +249,7 @@ void Rank::make_pools() {
   notifier_.phase(Phase::measure);
   group_->agree({});  // nobody measures while another rank still loads
   const auto snapshots = static_cast<int>(config_.integer("cache.snapshots"));
-  facts_.available = available_memory();
+  facts_.available = available_memory(config_.text("paths.proc"));
   facts_.reserve = static_cast<uint64_t>(config_.integer("memory.reserve"));
   facts_.kv_bytes = static_cast<uint64_t>(config_.integer("memory.kv_bytes"));
   facts_.snapshots = !config_.boolean("cache.enabled") ? 0 : snapshots > 0 ? snapshots : -1;
@@ -297,8 +307,34 @@ void Rank::serve_rank0() {
 
 void Rank::say_ready() {
   signals_.serving();
+  guard_memory();
   notifier_.ready();
   log::info("ready");
+}
+
+/// From now on; pools and weights have been taken from what was available before.
+void Rank::guard_memory() {
+  if (facts_.reserve == 0) {
+    log::warn("memory.reserve is 0: nothing guards the memory of the machine");
+    return;
+  }
+  MemoryGuard::Options options;
+  options.proc = config_.text("paths.proc");
+  options.reserve = facts_.reserve;
+  guard_ = std::make_unique<MemoryGuard>(
+      std::move(options), [this, before = MemoryLevel::ok](MemoryLevel level, const MemoryReading& reading) mutable {
+        controls_.set_memory(level, reading.available);
+        if (level == MemoryLevel::low && before < level) drop_page_cache(dir_);
+        if (level == MemoryLevel::critical) {
+          const Error error(Code::memory,
+                            cat("only ", human_bytes(static_cast<int64_t>(reading.available)),
+                                " of memory are available on this machine"),
+                            "stop other programs, lower memory.kv_bytes or raise memory.reserve");
+          // At once and without tidying: every further allocation may be the one that hangs the machine.
+          ::_exit(report(error, notifier_));
+        }
+        before = level;
+      });
 }
 
 /// Runs on the admin thread.
@@ -319,7 +355,11 @@ Json Rank::admin(const std::string& command) {
     throw Error(Code::usage, cat("unknown command '", command, "'"),
                 "gate_open, gate_close, drain, counters or cache_reset");
   const wire::Stats s = controls_.stats();
-  if (rank_.rank != 0) return {{"step", s.step}, {"memory_bytes", s.memory_bytes}};
+  if (rank_.rank != 0)
+    return {{"step", s.step},
+            {"memory_bytes", s.memory_bytes},
+            {"memory_available", s.memory_available},
+            {"memory_level", name(controls_.memory())}};
   return {{"step", s.step},
           {"running", s.running},
           {"waiting", s.waiting},
@@ -340,14 +380,10 @@ Json Rank::admin(const std::string& command) {
           {"preemptions", s.preemptions},
           {"progress_age_ms", s.progress_age_ms},
           {"memory_bytes", s.memory_bytes},
+          {"memory_available", s.memory_available},
+          {"memory_level", name(static_cast<MemoryLevel>(s.memory_level))},
           {"gate_open", s.gate_open},
           {"peers_alive", s.peers_alive}};
-}
-
-int report(const Error& error, Notifier& notifier) {
-  log::error(error.line());
-  notifier.error(error.line());
-  return rank_exit(error.code());
 }
 
 }  // namespace

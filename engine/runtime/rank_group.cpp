@@ -9,7 +9,7 @@
 namespace glm53 {
 namespace {
 
-enum class Kind : uint8_t { plan = 1, stop = 2, host = 3, count = 4, pools = 5 };
+enum class Kind : uint8_t { plan = 1, stop = 2, host = 3, count = 4, pools = 5, memory = 6 };
 constexpr std::chrono::seconds kStopTime{2};
 
 void put(ByteWriter& w, const StepPlan& plan) {
@@ -24,6 +24,10 @@ void put(ByteWriter& w, const CountFrame& f) {
 }
 void put(ByteWriter& w, const PoolsFrame& f) {
   for (const int32_t n : {f.sizes.blocks, f.sizes.slots, f.sizes.snaps}) w.put(n);
+}
+void put(ByteWriter& w, const MemoryFrame& f) {
+  w.put(f.rank);
+  w.put(static_cast<uint8_t>(f.level));
 }
 
 }  // namespace
@@ -53,6 +57,16 @@ ControlFrame decode_control(std::span<const std::byte> frame) {
     case Kind::pools: {
       PoolsFrame f;
       for (int* n : {&f.sizes.blocks, &f.sizes.slots, &f.sizes.snaps}) *n = r.get<int32_t>();
+      out = f;
+      break;
+    }
+    case Kind::memory: {
+      MemoryFrame f;
+      f.rank = r.get<int32_t>();
+      const auto level = r.get<uint8_t>();
+      if (level > static_cast<uint8_t>(MemoryLevel::critical))
+        throw Error(Code::corrupt, cat("control frame: memory level ", int{level}));
+      f.level = static_cast<MemoryLevel>(level);
       out = f;
       break;
     }
@@ -154,6 +168,10 @@ void RankGroup::send(const StepPlan& plan) {
   if (links_.empty()) return;
   const std::vector<std::byte> frame = encode(ControlFrame(plan));
   for (const auto& link : links_) link->send(frame);
+}
+
+void RankGroup::tell_memory(MemoryLevel level) {
+  links_.at(0)->send(encode(ControlFrame(MemoryFrame{rank_, level})));
 }
 
 void RankGroup::stop() {

@@ -13,6 +13,7 @@
 #include "common/error.h"
 #include "engine/comm/control_link.h"
 #include "engine/model/model.h"
+#include "engine/runtime/memory_guard.h"
 #include "engine/runtime/plan.h"
 
 namespace glm53 {
@@ -28,7 +29,11 @@ struct CountFrame {
 struct PoolsFrame {
   PoolSizes sizes;
 };  ///< follower: what I can hold; rank 0: what all have
-using ControlFrame = std::variant<StepPlan, StopFrame, HostFrame, CountFrame, PoolsFrame>;
+struct MemoryFrame {
+  int32_t rank = 0;
+  MemoryLevel level = MemoryLevel::ok;
+};  ///< follower, while serving: how my machine's memory stands
+using ControlFrame = std::variant<StepPlan, StopFrame, HostFrame, CountFrame, PoolsFrame, MemoryFrame>;
 std::vector<std::byte> encode(const ControlFrame& frame);
 /// Throws Error(corrupt).
 ControlFrame decode_control(std::span<const std::byte> frame);
@@ -51,11 +56,14 @@ class RankGroup {
   /// Smallest of everybody's sizes. Nobody returns before all have asked.
   PoolSizes agree(const PoolSizes& mine);
 
-  /// From now on a thread a link listens. `on_frame`: frames of rank 0 (on the others). `on_lost`: a link ended
+  /// From now on a thread a link listens. `on_frame`: frames of rank 0 (on the others), of
+  /// the others (on rank 0). `on_lost`: a link ended
   /// although nobody stopped; once a link. Both run on the listening thread and must not throw.
   void serve(std::function<void(ControlFrame)> on_frame, std::function<void(const Error&)> on_lost);
   /// Rank 0.
   void send(const StepPlan& plan);
+  /// The others: how memory stands. One thread calls it, and only while serving.
+  void tell_memory(MemoryLevel level);
   /// Rank 0: tells the others to end and waits a moment for them to do so.
   void stop();
   /// Closes the links and waits for the listening threads: no callback runs afterwards.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unistd.h>
+#include <utility>
 
 #include "common/log.h"
 #include "common/process.h"
@@ -18,6 +19,9 @@ constexpr milliseconds kStats{1000};
 constexpr milliseconds kStatsAfterChange{50};
 constexpr milliseconds kDrainTime{30000};
 constexpr milliseconds kFlushTime{1000};
+constexpr std::string_view kCanary = "canary";
+constexpr int kUnavailable = 503;
+constexpr uint32_t kMemoryRetry = 10;  // seconds
 
 Scheduler::Time wall_clock() {
   return std::chrono::duration_cast<Scheduler::Time>(std::chrono::system_clock::now().time_since_epoch());
@@ -53,6 +57,7 @@ wire::Stats Controls::stats() const {
   s.progress_age_ms =
       static_cast<uint32_t>(std::clamp<int64_t>(std::chrono::duration_cast<milliseconds>(age).count(), 0, 1 << 30));
   s.memory_bytes = resident_bytes(::getpid());
+  s.memory_available = available_;
   s.gate_open = gate_;
   return s;
 }
@@ -66,7 +71,8 @@ void StepLoop::run(const StepPlan& warm_up, const std::function<void()>& ready) 
   Controls& controls = parts_.controls;
   controls.on_change([this] { mail_.push(Wake{}); });
   parts_.group.serve(
-      [](const ControlFrame& f) {
+      [this](const ControlFrame& f) {
+        if (const auto* memory = std::get_if<MemoryFrame>(&f)) return mail_.push(*memory);
         log::warn(cat("a rank sent a frame of kind ", f.index() + 1, ", which only rank 0 sends"));
       },
       [this](const Error& e) {
@@ -103,6 +109,7 @@ void StepLoop::turn(ApiLink& api) {
   for (const Event& event : mail_.take()) handle(event);
   const bool worked = step();
   for (wire::Delta& d : scheduler_.take_deltas()) api.send(connection_, std::move(d));
+  for (wire::Delta& d : std::exchange(refused_, {})) api.send(connection_, std::move(d));
   report(api);
   if (worked) return;
   if (scheduler_.idle()) scheduler_.check();
@@ -122,16 +129,22 @@ void StepLoop::apply_controls() {
 void StepLoop::handle(const Event& event) {
   if (const auto* lost = std::get_if<Lost>(&event)) throw lost->error;
   if (const auto* api = std::get_if<ApiEvent>(&event)) handle_api(*api);
+  if (const auto* memory = std::get_if<MemoryFrame>(&event)) {
+    log::warn(cat("memory of rank ", memory->rank, ": ", name(memory->level)));
+    memory_[memory->rank] = memory->level;
+  }
 }
 
 void StepLoop::handle_api(const ApiEvent& event) {
   if (const auto* connected = std::get_if<ApiConnected>(&event)) {
     scheduler_.cancel_all();
+    refused_.clear();
     connection_ = connected->connection;
     stats_sent_ = {};
   } else if (const auto* lost = std::get_if<ApiLost>(&event)) {
     if (lost->connection != connection_) return;
     scheduler_.cancel_all();
+    refused_.clear();
     connection_ = 0;
   } else {
     const auto& m = std::get<ApiMessage>(event);
@@ -142,11 +155,33 @@ void StepLoop::handle_api(const ApiEvent& event) {
 void StepLoop::receive(uint64_t connection, const wire::Message& message) {
   if (connection != connection_) return;
   if (const auto* submit = std::get_if<wire::Submit>(&message))
-    scheduler_.submit(*submit);
+    this->submit(*submit);
   else if (const auto* cancel = std::get_if<wire::Cancel>(&message))
     scheduler_.cancel(cancel->id);
   else
     log::warn(cat("the API process sent a frame of kind ", message.index() + 1, ", which only rank 0 sends"));
+}
+
+/// A request that is already under way, and a canary, are taken whatever the memory guard says: the one was promised to
+/// a client, the other is how an agent learns that all is well.
+void StepLoop::submit(const wire::Submit& request) {
+  const bool exempt = !request.emitted.empty() || request.key == kCanary;
+  auto reason = exempt ? std::nullopt : memory_refusal(memory(), request.prompt.size());
+  if (!reason) return scheduler_.submit(request);
+  wire::Delta d;
+  d.id = request.id;
+  d.finish = "error";
+  d.error = std::move(*reason);
+  d.error_code = kUnavailable;
+  d.retry_after_s = kMemoryRetry;
+  refused_.push_back(std::move(d));
+}
+
+/// The worst of all ranks.
+MemoryLevel StepLoop::memory() const {
+  MemoryLevel level = parts_.controls.memory();
+  for (const auto& [rank, theirs] : memory_) level = std::max(level, theirs);
+  return level;
 }
 
 bool StepLoop::step() {
@@ -169,9 +204,10 @@ void StepLoop::report(ApiLink& api) {
     watchdog_sent_ = now;
   }
   wire::Stats stats = scheduler_.stats();
+  stats.memory_level = static_cast<uint32_t>(memory());
   parts_.controls.publish(stats);
-  stats_changed_ =
-      stats.running != last_.running || stats.waiting != last_.waiting || stats.gate_open != last_.gate_open;
+  stats_changed_ = stats.running != last_.running || stats.waiting != last_.waiting ||
+                   stats.gate_open != last_.gate_open || stats.memory_level != last_.memory_level;
   if (now < stats_sent_ + (stats_changed_ ? kStatsAfterChange : kStats)) return;
   stats_sent_ = now;
   stats_changed_ = false;
@@ -217,6 +253,7 @@ void follow(const LoopParts& parts, uint64_t generation, const std::function<voi
                       parts.comm.abort();
                     });
   uint64_t step = 0;
+  MemoryLevel memory = MemoryLevel::ok;  // as told to rank 0
   auto watchdog = Clock::now();
   std::optional<Clock::time_point> give_up;
   for (;;) {
@@ -234,6 +271,10 @@ void follow(const LoopParts& parts, uint64_t generation, const std::function<voi
       if (step++ == 0) ready();
     }
     parts.controls.turned();
+    if (step > 0 && memory != parts.controls.memory()) {
+      memory = parts.controls.memory();
+      parts.group.tell_memory(memory);
+    }
     if (Clock::now() >= watchdog) {
       if (step > 0) parts.notifier.watchdog();
       watchdog = Clock::now() + kWatchdog;

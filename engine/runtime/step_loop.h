@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "engine/comm/communicator.h"
 #include "engine/runtime/api_link.h"
 #include "engine/runtime/mailbox.h"
+#include "engine/runtime/memory_guard.h"
 #include "engine/runtime/plan.h"
 #include "engine/runtime/rank_group.h"
 #include "engine/runtime/scheduler.h"
@@ -39,6 +41,13 @@ class Controls {
     reset_cache_ = true;
     wake();
   }
+  /// How this machine's memory stands (the memory guard).
+  void set_memory(MemoryLevel level, uint64_t available) {
+    available_ = available;
+    if (memory_.exchange(level) != level) wake();
+  }
+  MemoryLevel memory() const { return memory_; }
+  uint64_t memory_available() const { return available_; }
   bool gate() const { return gate_; }
   bool draining() const { return drain_ || stop_; }
   bool stopping() const { return stop_; }
@@ -57,6 +66,8 @@ class Controls {
   void wake();
 
   std::atomic<bool> gate_ = false, drain_ = false, stop_ = false, reset_cache_ = false;
+  std::atomic<MemoryLevel> memory_ = MemoryLevel::ok;
+  std::atomic<uint64_t> available_ = 0;
   std::atomic<std::chrono::steady_clock::rep> turned_ = 0;
   mutable std::mutex mutex_;
   std::function<void()> wake_;  // guarded by mutex_
@@ -85,12 +96,14 @@ class StepLoop {
   struct Lost {
     Error error;
   };
-  using Event = std::variant<Wake, Lost, ApiEvent>;
+  using Event = std::variant<Wake, Lost, ApiEvent, MemoryFrame>;
 
   void turn(ApiLink& api);
   void handle(const Event& event);
   void handle_api(const ApiEvent& event);
   void receive(uint64_t connection, const wire::Message& message);
+  void submit(const wire::Submit& request);
+  MemoryLevel memory() const;
   void apply_controls();
   bool step();
   void deliver(ApiLink& api);
@@ -102,10 +115,12 @@ class StepLoop {
   const std::string api_socket_;
   const wire::Hello hello_;
   Mailbox<Event> mail_;
-  uint64_t connection_ = 0;     // of the API process; 0 = none
-  bool drained_ = false;        // the scheduler has been told
-  wire::Stats last_;            // as sent
-  bool stats_changed_ = false;  // since then
+  uint64_t connection_ = 0;            // of the API process; 0 = none
+  std::map<int, MemoryLevel> memory_;  // of the other ranks
+  std::vector<wire::Delta> refused_;   // to be sent
+  bool drained_ = false;               // the scheduler has been told
+  wire::Stats last_;                   // as sent
+  bool stats_changed_ = false;         // since then
   Clock::time_point stats_sent_{}, watchdog_sent_{};
 };
 

@@ -176,6 +176,8 @@ void put(ByteWriter& w, const Stats& m) {
     w.put(v);
   w.put(m.progress_age_ms);
   w.put(m.memory_bytes);
+  w.put(m.memory_available);
+  w.put(m.memory_level);
   w.put(static_cast<uint8_t>(m.gate_open));
   w.put(static_cast<uint8_t>(m.peers_alive));
 }
@@ -193,6 +195,8 @@ Stats get_stats(ByteReader& r) {
     *v = r.get<uint64_t>();
   m.progress_age_ms = r.get<uint32_t>();
   m.memory_bytes = r.get<uint64_t>();
+  m.memory_available = r.get<uint64_t>();
+  m.memory_level = r.get<uint32_t>();
   m.gate_open = get_bool(r);
   m.peers_alive = get_bool(r);
   return m;

@@ -14,7 +14,7 @@
 
 namespace glm53::wire {
 
-inline constexpr uint32_t kProtocol = 2;
+inline constexpr uint32_t kProtocol = 3;
 inline constexpr size_t kMaxFrame = 64u << 20;
 
 struct SamplingParams {
@@ -89,10 +89,12 @@ struct Stats {
   uint64_t prefix_queries = 0, prefix_hits = 0;   ///< tokens of admitted prompts; of these, not computed again
   uint64_t snaps_written = 0, snaps_evicted = 0;  ///< snapshots registered; given up again
   uint64_t blocks_evicted = 0;
-  uint64_t preemptions = 0;      ///< requests put back to wait
-  uint32_t progress_age_ms = 0;  ///< since the step loop last turned
-  uint64_t memory_bytes = 0;     ///< resident size of rank 0
-  bool gate_open = false;        ///< false: only requests with key "canary" are admitted
+  uint64_t preemptions = 0;       ///< requests put back to wait
+  uint32_t progress_age_ms = 0;   ///< since the step loop last turned
+  uint64_t memory_bytes = 0;      ///< resident size of rank 0
+  uint64_t memory_available = 0;  ///< of rank 0's machine; 0 = not known yet
+  uint32_t memory_level = 0;      ///< MemoryLevel: 0 ok ... 3 critical, the worst of all ranks
+  bool gate_open = false;         ///< false: only requests with key "canary" are admitted
   bool peers_alive = true;
   bool operator==(const Stats&) const = default;
 };

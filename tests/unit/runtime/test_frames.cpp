@@ -78,6 +78,8 @@ std::vector<wire::Message> messages() {
   stats.blocks_cached = 12;
   stats.snaps_used = 13;
   stats.snaps_total = 14;
+  stats.memory_available = 15;
+  stats.memory_level = 2;
   stats.prefix_queries = 15;
   stats.prefix_hits = 16;
   stats.snaps_written = 17;
@@ -186,8 +188,8 @@ TEST_CASE("wire frames of unknown kind or another protocol are corrupt") {
   const std::byte unknown[] = {std::byte{9}};
   CHECK_THROWS_AS(wire::decode(unknown), Error);
   wire::Hello hello;
-  hello.protocol = 3;
-  CHECK_THROWS_WITH_AS(wire::decode(wire::encode(hello)), doctest::Contains("protocol 3"), Error);
+  hello.protocol = 4;
+  CHECK_THROWS_WITH_AS(wire::decode(wire::encode(hello)), doctest::Contains("protocol 4"), Error);
 }
 
 TEST_CASE("wire frames travel over a socket, and its end is peer_lost") {

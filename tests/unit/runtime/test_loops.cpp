@@ -230,6 +230,41 @@ TEST_CASE("cancel ends a request, and a closed gate refuses") {
   rank.stop();
 }
 
+TEST_CASE("short of memory, new requests are refused with 503 and Retry-After, promised ones go on") {
+  Rank0 rank;
+  const UniqueFd api = rank.accept();
+  rank.controls.set_memory(MemoryLevel::tight, 1000);
+  const wire::Submit small = make_request(1, 5);
+  wire::send_frame(api.get(), small);
+  CHECK(read_until_end(api.get(), 1).first == expected(small));
+  rank.controls.set_memory(MemoryLevel::low, 500);
+  wire::send_frame(api.get(), make_request(2, 5));
+  const wire::Delta refused = read_until_end(api.get(), 2).second;
+  CHECK(refused.finish == "error");
+  CHECK(refused.error_code == 503);
+  CHECK(refused.retry_after_s > 0);
+  wire::Submit canary = make_request(3, 5);
+  canary.key = "canary";
+  wire::send_frame(api.get(), canary);
+  CHECK(read_until_end(api.get(), 3).first == expected(canary));
+  wire::Submit replayed = make_request(4, 5);
+  const Tokens all = expected(replayed);
+  replayed.emitted = {all[0]};
+  wire::send_frame(api.get(), replayed);
+  CHECK(read_until_end(api.get(), 4).first == Tokens(all.begin() + 1, all.end()));
+  for (;;) {
+    const wire::Stats stats = read_stats(api.get());
+    if (stats.memory_level == 0) continue;  // reported before
+    CHECK(stats.memory_level <= 2);
+    if (stats.memory_level == 2) break;
+  }
+  rank.controls.set_memory(MemoryLevel::ok, 1 << 30);
+  const wire::Submit last = make_request(5, 5);
+  wire::send_frame(api.get(), last);
+  CHECK(read_until_end(api.get(), 5).first == expected(last));
+  rank.stop();
+}
+
 TEST_CASE("when the API process goes away its requests are dropped and rank 0 comes back") {
   Rank0 rank;
   {
@@ -267,6 +302,11 @@ TEST_CASE("a follower runs the same plans and ends with rank 0") {
   const UniqueFd api = rank.accept();
   wire::send_frame(api.get(), make_request(1, 30));
   CHECK(read_until_end(api.get(), 1).first == expected(make_request(1, 30)));
+  controls1.set_memory(MemoryLevel::low, 1);  // the other machine's memory counts too
+  while (read_stats(api.get()).memory_level != 2) {
+  }
+  wire::send_frame(api.get(), make_request(2, 30));
+  CHECK(read_until_end(api.get(), 2).second.error_code == 503);
   rank.stop();
   CHECK(end_of(follower) == Code::ok);
   CHECK(ready);
