@@ -11,6 +11,7 @@
 #include <systemd/sd-daemon.h>
 
 #include "agent/api/agent.h"
+#include "agent/hub/command.h"
 #include "common/error.h"
 #include "common/log.h"
 #include "common/strings.h"
@@ -100,6 +101,22 @@ int check(const std::string& config) {
   return 0;
 }
 
+CLI::App* add_download(CLI::App& app, hub::CommandOptions& o) {
+  CLI::App* const download = app.add_subcommand("download", "Fetch a repository into the Hugging Face cache and end");
+  download->add_option("repo", o.what, "ORGANISATION/NAME[@REVISION]; empty: model.repo of the configuration");
+  download->add_option("--config", o.config, "Configuration file");
+  download->add_option("--cache", o.cache, "The hub cache (default: hub.home, HF_HUB_CACHE, ~/.cache/huggingface/hub)");
+  download->add_option("--include", o.include, "Only files that match (glob, repeatable)")->allow_extra_args(false);
+  download->add_option("--exclude", o.exclude, "No files that match (glob, repeatable)")->allow_extra_args(false);
+  download->add_option("--limit-rate", o.limit_rate, "Bytes a second, such as 200M");
+  download->add_flag("--offline", o.offline, "Open no connection: say whether the cache is complete");
+  download->add_flag("--verify", o.verify, "Hash again what is there");
+  download->add_flag("--dry-run", o.dry_run, "Say what would be fetched");
+  download->add_flag("--no-env", o.no_env, "Do not look at HF_HOME and other variables");
+  download->add_flag("--json", o.json, "Print JSON lines");
+  return download;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -113,6 +130,8 @@ int main(int argc, char** argv) {
                "Stop ranks and the API process at the end, instead of leaving them to the next agent");
   CLI::App* const checks = app.add_subcommand("config-check", "Check the configuration file and end");
   checks->add_option("--config", config, "Configuration file")->capture_default_str();
+  hub::CommandOptions download_options;
+  CLI::App* const downloads = add_download(app, download_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -120,6 +139,7 @@ int main(int argc, char** argv) {
     return code == 0 ? 0 : kConfig;
   }
   try {
+    if (*downloads) return hub::download_command(download_options);
     return *checks ? check(config) : run(config, stop_on_exit);
   } catch (const glm53::Error& e) {
     std::cerr << "glm53-agent: " << e.line() << "\n";

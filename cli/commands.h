@@ -70,6 +70,18 @@ std::optional<std::string> degenerate(std::string_view answer);
 /// 1 when requests failed and none finished, else 0.
 int run_bench_serve(const GlobalOptions& global, const BenchOptions& options);
 
+/// Downloads are work, which glm53ctl leaves to `glm53-agent download`: it becomes that program.
+struct DownloadOptions {
+  std::string repo;  ///< "org/name[@revision]"; "" = model.repo
+  std::vector<std::string> include, exclude;
+  std::string cache, limit_rate;
+  bool offline = false, verify = false, dry_run = false, no_env = false;
+};
+int run_download(const GlobalOptions& global, const DownloadOptions& options);
+/// The command line of `program`.
+std::vector<std::string> download_arguments(const std::string& program, const GlobalOptions& global,
+                                            const DownloadOptions& options);
+
 int run_config_check(const GlobalOptions& global, const std::string& file);
 int run_config_show(const GlobalOptions& global);
 int run_config_example();

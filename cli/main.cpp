@@ -27,6 +27,7 @@ struct Options {
   StatusOptions status;
   LogsOptions logs;
   SmokeOptions smoke;
+  DownloadOptions download;
   BenchOptions bench;
   std::string config_file;
 };
@@ -114,6 +115,20 @@ void add_commands(CLI::App& app, Options& o, std::function<int()>& chosen) {
   smoke->callback([&] { chosen = [&] { return run_smoke(o.global, o.smoke); }; });
 
   add_bench(app, o, chosen);
+
+  CLI::App* download = app.add_subcommand("download", "Fetch a model into the Hugging Face cache; needs no agent");
+  download->add_option("repo", o.download.repo, "ORGANISATION/NAME[@REVISION] (default: model.repo)");
+  download->add_option("--cache", o.download.cache, "The hub cache (default: as other Hugging Face clients)");
+  download->add_option("--include", o.download.include, "Only files that match (glob, repeatable)")
+      ->allow_extra_args(false);
+  download->add_option("--exclude", o.download.exclude, "No files that match (glob, repeatable)")
+      ->allow_extra_args(false);
+  download->add_option("--limit-rate", o.download.limit_rate, "Bytes a second, such as 200M");
+  download->add_flag("--offline", o.download.offline, "Open no connection: say whether the cache is complete");
+  download->add_flag("--verify", o.download.verify, "Hash again what is there");
+  download->add_flag("--dry-run", o.download.dry_run, "Say what would be fetched");
+  download->add_flag("--no-env", o.download.no_env, "Do not look at HF_HOME and other variables");
+  download->callback([&] { chosen = [&] { return run_download(o.global, o.download); }; });
 
   CLI::App* config = app.add_subcommand("config", "Check and show the configuration")->require_subcommand(1);
   CLI::App* check = config->add_subcommand("check", "Validate a file");

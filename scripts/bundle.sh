@@ -48,9 +48,10 @@ for program in "${programs[@]}"; do
 done
 [ -n "$loader" ] && [ -e "$dir/lib/$loader" ] || die "the loader of $build/bin was not found"
 
-# The agent looks for the engine beside the running program, which is the loader: hence the second copy of that wrapper.
-for wrapper in "${programs[@]}" lib/glm53-engine; do
-  up=$([ "$wrapper" = lib/glm53-engine ] && echo /.. || true)
+# The agent looks for the engine beside the running program, and glm53ctl for the agent; that program is the loader: hence the
+# second copies of their wrappers.
+for wrapper in "${programs[@]}" lib/glm53-engine lib/glm53-agent; do
+  up=$([ "$(dirname "$wrapper")" = lib ] && echo /.. || true)
   cat >"$dir/$wrapper" <<SH
 #!/bin/sh
 here=\$(dirname "\$(readlink -f "\$0")")$up

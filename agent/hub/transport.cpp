@@ -7,6 +7,7 @@
 
 #include <curl/curl.h>
 
+#include "agent/hub/client.h"
 #include "common/error.h"
 #include "common/strings.h"
 #include "common/version.h"
@@ -114,20 +115,21 @@ size_t on_body(char* data, size_t size, size_t count, void* user) {
 }
 
 /// Certificates, names and proxies are the environment's: another repository would not help, and the remedy differs.
-Error explain(CURLcode code, const Job& job) {
+HubError explain(CURLcode code, const Job& job) {
   const std::string host = job.transfer->request.url.authority();
   const std::string detail = job.error[0] != '\0' ? std::string(job.error.data()) : curl_easy_strerror(code);
   switch (code) {
     case CURLE_PEER_FAILED_VERIFICATION:
     case CURLE_SSL_CACERT_BADFILE:
-      return {Code::fabric, cat("E630 hub: the certificate of ", host, " is not trusted: ", detail),
-              "if a proxy of yours signs it, set hub.ca_file to its certificate"};
+      return {Action::give_up,
+              Error(Code::unavailable, cat("E630 hub: the certificate of ", host, " is not trusted: ", detail),
+                    "if a proxy of yours signs it, set hub.ca_file to its certificate")};
     case CURLE_COULDNT_RESOLVE_PROXY:
     case CURLE_COULDNT_RESOLVE_HOST:
-      return {Code::unavailable, cat("E631 hub: ", host, " cannot be found: ", detail),
-              "check the name server, and https_proxy if you need a proxy"};
+      return {Action::retry, Error(Code::unavailable, cat("E631 hub: ", host, " cannot be found: ", detail),
+                                   "check the name server, and https_proxy if you need a proxy")};
     default:
-      return {Code::unavailable, cat("E632 hub: ", host, ": ", detail)};
+      return {Action::retry, Error(Code::unavailable, cat("E632 hub: ", host, ": ", detail))};
   }
 }
 
