@@ -4,6 +4,7 @@
 #include <iostream>
 #include <poll.h>
 #include <signal.h>
+#include <span>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -11,6 +12,7 @@
 #include <systemd/sd-daemon.h>
 
 #include "agent/api/agent.h"
+#include "agent/api/preflight_run.h"
 #include "agent/hub/command.h"
 #include "common/error.h"
 #include "common/log.h"
@@ -117,6 +119,13 @@ CLI::App* add_download(CLI::App& app, hub::CommandOptions& o) {
   return download;
 }
 
+/// The report of GET /admin/v1/preflight with this node alone.
+int run_preflight(const std::string& config, bool deep) {
+  const preflight::NodeResult result = agent::check_file(config, deep);
+  std::cout << preflight::report_text(std::span(&result, 1)) << "\n";
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -130,6 +139,10 @@ int main(int argc, char** argv) {
                "Stop ranks and the API process at the end, instead of leaving them to the next agent");
   CLI::App* const checks = app.add_subcommand("config-check", "Check the configuration file and end");
   checks->add_option("--config", config, "Configuration file")->capture_default_str();
+  bool deep = false;
+  CLI::App* const preflights = app.add_subcommand("preflight", "Do the checks before a start on this node, print JSON");
+  preflights->add_option("--config", config, "Configuration file")->capture_default_str();
+  preflights->add_flag("--deep", deep, "Also the probes that take long or load the devices");
   hub::CommandOptions download_options;
   CLI::App* const downloads = add_download(app, download_options);
   try {
@@ -140,6 +153,7 @@ int main(int argc, char** argv) {
   }
   try {
     if (*downloads) return hub::download_command(download_options);
+    if (*preflights) return run_preflight(config, deep);
     return *checks ? check(config) : run(config, stop_on_exit);
   } catch (const glm53::Error& e) {
     std::cerr << "glm53-agent: " << e.line() << "\n";

@@ -70,6 +70,16 @@ std::optional<std::string> degenerate(std::string_view answer);
 /// 1 when requests failed and none finished, else 0.
 int run_bench_serve(const GlobalOptions& global, const BenchOptions& options);
 
+struct DoctorOptions {
+  bool deep = false;
+  bool local = false;  ///< ask no agent: this node's checks by `glm53-agent preflight`
+};
+/// 3 when a check failed, else 0. Without an agent the checks of this node alone.
+int run_doctor(const GlobalOptions& global, const DoctorOptions& options);
+/// The page that people read, from the report of GET /preflight. Throws Error(corrupt) when it is none.
+std::string render_doctor(const nlohmann::ordered_json& report, bool colours);
+int doctor_exit(const nlohmann::ordered_json& report);
+
 /// Downloads are work, which glm53ctl leaves to `glm53-agent download`: it becomes that program.
 struct DownloadOptions {
   std::string repo;  ///< "org/name[@revision]"; "" = model.repo

@@ -13,7 +13,6 @@
 namespace glm53::agent {
 namespace {
 
-constexpr size_t kMostProxies = 32;
 constexpr int kMostLines = 1'000'000;
 constexpr const char* kText = "text/plain; charset=utf-8";
 
@@ -171,25 +170,8 @@ void AdminServer::worker_log(const HttpRequest& request, const Reply& reply) {
   }
   if (follow) path += "&follow=1";
   const std::string first = cat(path, "&lines=", query_number(request, "lines", 100, kMostLines));
-  const std::lock_guard lock(proxies_mutex_);
-  std::erase_if(proxies_, [](Proxy& p) {
-    if (!*p.done) return false;
-    p.thread.join();
-    return true;
-  });
-  if (proxies_.size() >= kMostProxies || stopping_)
-    throw Error(Code::overloaded, "too many logs of the worker are followed");
-  Proxy proxy;
-  proxy.done = std::make_shared<std::atomic<bool>>(false);
-  proxy.thread = std::thread([this, address = *address, first, follow, reply, done = proxy.done] {
-    try {
-      pass_on(address, first, follow, reply, stopping_);
-    } catch (const std::exception& e) {
-      log::warn(cat("log of the worker: ", std::string_view(e.what())));
-    }
-    *done = true;
-  });
-  proxies_.push_back(std::move(proxy));
+  in_background(
+      [this, address = *address, first, follow, reply] { pass_on(address, first, follow, reply, stopping_); });
 }
 
 }  // namespace glm53::agent

@@ -21,6 +21,7 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kMaxBody = 1u << 20;
 constexpr JsonLimits kLimits{.max_bytes = kMaxBody, .max_depth = 16};
 constexpr size_t kStatusEvents = 20;
+constexpr size_t kMostBackgrounds = 32;
 
 void send_json(const std::shared_ptr<HttpReply>& reply, const Json& body, int status = 200) {
   HttpResponse response;
@@ -154,14 +155,37 @@ void AdminServer::start() {
 
 void AdminServer::stop() {
   if (stopping_.exchange(true)) return;
-  std::vector<Proxy> proxies;
+  std::vector<Background> backgrounds;
   {
-    const std::lock_guard lock(proxies_mutex_);
-    proxies.swap(proxies_);
+    const std::lock_guard lock(backgrounds_mutex_);
+    backgrounds.swap(backgrounds_);
   }
-  for (Proxy& proxy : proxies) proxy.thread.join();
+  for (Background& b : backgrounds) b.thread.join();
   server_->stop(std::chrono::milliseconds(500));
   if (bound_) ::unlink(context_.settings.admin_socket.c_str());
+}
+
+void AdminServer::in_background(std::function<void()> body) {
+  const std::lock_guard lock(backgrounds_mutex_);
+  std::erase_if(backgrounds_, [](Background& b) {
+    if (!*b.done) return false;
+    b.thread.join();
+    return true;
+  });
+  if (backgrounds_.size() >= kMostBackgrounds || stopping_) {
+    throw Error(Code::overloaded, "too many logs of the worker and checks are asked for at the same time");
+  }
+  Background b;
+  b.done = std::make_shared<std::atomic<bool>>(false);
+  b.thread = std::thread([body = std::move(body), done = b.done] {
+    try {
+      body();
+    } catch (const std::exception& e) {
+      log::warn(cat("admin API, in the background: ", std::string_view(e.what())));
+    }
+    *done = true;
+  });
+  backgrounds_.push_back(std::move(b));
 }
 
 void AdminServer::route(const char* method, const std::string& path, HttpHandler handler) {
@@ -196,6 +220,9 @@ void AdminServer::add_routes() {
   route("GET", "/config", [this](const HttpRequest&, const Reply& reply) { get_config(reply); });
   route("POST", "/config/check",
         [this](const HttpRequest& request, const Reply& reply) { check_config(request, reply); });
+  route("GET", "/preflight", [this](const HttpRequest& request, const Reply& reply) { get_preflight(request, reply); });
+  route("POST", "/node/preflight",
+        [this](const HttpRequest& request, const Reply& reply) { node_preflight(request, reply); });
   route("POST", "/node/actions",
         [this](const HttpRequest& request, const Reply& reply) { node_action(request, reply); });
 }

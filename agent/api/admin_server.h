@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -58,9 +59,13 @@ class AdminServer {
   void node_action(const HttpRequest& request, const Reply& reply);
   void get_node(const HttpRequest& request, const Reply& reply);
   void get_status(const Reply& reply);
+  void get_preflight(const HttpRequest& request, const Reply& reply);
+  void node_preflight(const HttpRequest& request, const Reply& reply);
+  /// Runs what may take seconds on a thread of its own; stop() waits for it. Throws Error(overloaded).
+  void in_background(std::function<void()> body);
   bool is_remote(const std::string& node, const std::string& process);
 
-  struct Proxy {
+  struct Background {
     std::shared_ptr<std::atomic<bool>> done;
     std::thread thread;
   };
@@ -69,8 +74,8 @@ class AdminServer {
   uint16_t port_ = 0;
   bool bound_ = false;  ///< the socket file is ours
   std::atomic<bool> stopping_{false};
-  std::mutex proxies_mutex_;
-  std::vector<Proxy> proxies_;  // guarded by proxies_mutex_
+  std::mutex backgrounds_mutex_;
+  std::vector<Background> backgrounds_;  // guarded by backgrounds_mutex_
 };
 
 /// {"error":{"code","message","remedy"}} with the status of the code.

@@ -80,6 +80,10 @@ Json report_json(std::span<const NodeResult> nodes) {
   return {{"verdict", std::string(name(verdict_of(nodes)))}, {"nodes", list}};
 }
 
+std::string report_text(std::span<const NodeResult> nodes) {
+  return dump(report_json(nodes));
+}
+
 NodeResult parse_node_result(std::string_view json) {
   const Json j = parse_json(json, {.max_bytes = 1u << 20, .max_depth = 8});
   const auto checks = j.is_object() ? j.find("checks") : j.end();

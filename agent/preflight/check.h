@@ -41,6 +41,7 @@ std::vector<std::string> failures(std::span<const NodeResult> nodes);
 nlohmann::ordered_json to_json(const NodeResult& node);
 /// {"verdict","nodes":[…]} of docs/admin-api.md.
 nlohmann::ordered_json report_json(std::span<const NodeResult> nodes);
+std::string report_text(std::span<const NodeResult> nodes);  ///< the same as text
 /// Throws Error(corrupt) when it is no such object; missing members get their defaults.
 NodeResult parse_node_result(std::string_view json);
 

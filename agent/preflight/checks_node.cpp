@@ -116,14 +116,16 @@ void check_ports(const Context& c, Result& r) {
   struct Port {
     const char* key;
     uint16_t number;
+    const std::string& address;
   };
   if (c.subject.node != "head") {
     skip(r, "the ports of ranks and API are the head's");
     return;
   }
   std::string taken;
-  for (const Port& port : {Port{"api.port", c.subject.api_port}, Port{"ranks.port", c.subject.ranks_port}}) {
-    const auto listener = listener_of(c.files, port.number);
+  for (const Port& port : {Port{"api.port", c.subject.api_port, c.subject.api_bind},
+                           Port{"ranks.port", c.subject.ranks_port, c.subject.fabric_address}}) {
+    const auto listener = listener_of(c.files, port.number, parse_ipv4(port.address).value_or(0));
     if (!listener || (listener->pid && c.is_own(*listener->pid))) continue;
     taken += cat(taken.empty() ? "" : "; ", "port ", port.number, " (", port.key, ") is in use by ", holder(*listener));
   }

@@ -73,7 +73,25 @@ bool is_pid(const std::string& name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-std::optional<uint64_t> listening_inode(const FileRoot& root, uint16_t port) {
+/// "0100007F:22B8", the address in network byte order as a little-endian number; 0 for anything of IPv6.
+struct Endpoint {
+  uint32_t address = 0, port = 0;
+};
+std::optional<Endpoint> parse_endpoint(const std::string& text) {
+  constexpr size_t kIpv4Digits = 8;
+  const auto colon = text.find(':');
+  Endpoint e;
+  std::istringstream port(colon == std::string::npos ? "" : text.substr(colon + 1));
+  if (!(port >> std::hex >> e.port)) return std::nullopt;
+  if (colon != kIpv4Digits) return e;
+  uint32_t reversed = 0;
+  std::istringstream address(text.substr(0, colon));
+  if (!(address >> std::hex >> reversed)) return std::nullopt;
+  e.address = reversed << 24 | (reversed << 8 & 0xff0000) | (reversed >> 8 & 0xff00) | reversed >> 24;
+  return e;
+}
+
+std::optional<uint64_t> listening_inode(const FileRoot& root, uint16_t port, uint32_t address) {
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
     const auto text = root.text(table);
     if (!text) continue;
@@ -82,11 +100,9 @@ std::optional<uint64_t> listening_inode(const FileRoot& root, uint16_t port) {
       const auto f = words(line);
       constexpr const char* kListen = "0A";
       if (f.size() < 10 || f[3] != kListen) continue;
-      const auto colon = f[1].find(':');
-      if (colon == std::string::npos) continue;
-      unsigned found = 0;
-      std::istringstream hex(f[1].substr(colon + 1));
-      if (!(hex >> std::hex >> found) || found != port) continue;
+      const auto at = parse_endpoint(f[1]);
+      if (!at || at->port != port) continue;
+      if (at->address != 0 && address != 0 && at->address != address) continue;
       const auto inode = parse_int(f[9]);
       return inode && *inode > 0 ? static_cast<uint64_t>(*inode) : 0;
     }
@@ -179,8 +195,8 @@ std::vector<Consumer> biggest_consumers(const FileRoot& root, size_t count) {
   return all;
 }
 
-std::optional<Listener> listener_of(const FileRoot& root, uint16_t port) {
-  const auto inode = listening_inode(root, port);
+std::optional<Listener> listener_of(const FileRoot& root, uint16_t port, uint32_t address) {
+  const auto inode = listening_inode(root, port, address);
   if (!inode) return std::nullopt;
   Listener listener{*inode, std::nullopt, {}};
   const std::string wanted = cat("socket:[", *inode, "]");

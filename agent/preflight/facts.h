@@ -50,7 +50,8 @@ struct Listener {
   std::optional<int64_t> pid;  ///< nullopt: not visible to this user
   std::string name;            ///< of the process
 };
-std::optional<Listener> listener_of(const FileRoot& root, uint16_t port);
+/// A listener that keeps others from this port of an IPv4 address (host byte order; 0: any address).
+std::optional<Listener> listener_of(const FileRoot& root, uint16_t port, uint32_t address = 0);
 
 struct Mount {
   std::string point, type;

@@ -140,9 +140,7 @@ void parse_common(const Members& members, const RequestContext& context, Generat
     if (*side != "left" && *side != "right") Members::refuse("truncation_side", "must be left or right");
     out.truncate_right = *side == "right";
   }
-  if (members.integer("priority", INT64_MIN, INT64_MAX).value_or(0) != 0) {
-    Members::refuse("priority", "this server does not schedule by priority; only 0 is allowed");
-  }
+  out.priority = static_cast<int32_t>(members.integer("priority", -1000, 1000).value_or(0));
 }
 
 int32_t fit(std::vector<int32_t>& prompt, const GenerationRequest& request, const RequestContext& context) {

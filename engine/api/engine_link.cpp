@@ -32,7 +32,7 @@ void set_limits(int fd) {
 }
 
 void report(const std::vector<Journal::Failure>& failures) {
-  for (const Journal::Failure& f : failures) f.sink->on_failure(f.id, f.status, f.message);
+  for (const Journal::Failure& f : failures) f.sink->on_failure(f.id, f.status, f.message, 0);
 }
 
 }  // namespace
@@ -140,11 +140,13 @@ void EngineLink::submit(std::vector<wire::Submit> requests, const std::shared_pt
   for (const wire::Submit& r : requests) tokens += static_cast<int64_t>(r.prompt.size());
   const size_t room = limits_.max_queue + static_cast<size_t>(std::max(0, status_.hello.max_seqs));
   if (!canary && journal_.unfinished() + requests.size() > room) {
-    throw ApiError(429, cat("too many requests: ", journal_.unfinished(), " are unfinished; try again later"));
+    throw ApiError(429, cat("too many requests: ", journal_.unfinished(), " are unfinished; try again later"), {},
+                   retry_after_s());
   }
   const bool crowded = journal_.waiting_tokens() > 0 && journal_.waiting_tokens() + tokens > limits_.max_queue_tokens;
   if (!canary && crowded) {
-    throw ApiError(429, cat("too many requests: ", journal_.waiting_tokens(), " prompt tokens wait; try again later"));
+    throw ApiError(429, cat("too many requests: ", journal_.waiting_tokens(), " prompt tokens wait; try again later"),
+                   {}, retry_after_s());
   }
   for (wire::Submit& r : requests) journal_.add(std::move(r), sink);
   send_unsent();
@@ -281,18 +283,38 @@ bool EngineLink::receive() {
   }
 }
 
+/// How often requests end, while there are more.
+void EngineLink::count_end() {
+  constexpr double kMemory = 0.9;
+  const auto now = Clock::now();
+  if (ended_at_) {
+    const double ms = std::chrono::duration<double, std::milli>(now - *ended_at_).count();
+    ends_every_ms_ = ends_every_ms_ == 0 ? ms : kMemory * ends_every_ms_ + (1 - kMemory) * ms;
+  }
+  ended_at_ = journal_.unfinished() > 0 ? std::optional(now) : std::nullopt;
+}
+
+/// Seconds until what waits now has had its turn, 1 to 600; 0 = unknown.
+uint32_t EngineLink::retry_after_s() const {
+  if (ends_every_ms_ == 0) return 0;
+  return static_cast<uint32_t>(
+      std::clamp(ends_every_ms_ * static_cast<double>(journal_.unfinished()) / 1000, 1.0, 600.0));
+}
+
 void EngineLink::handle(const wire::Delta& delta) {
   std::optional<Journal::Fresh> fresh;
   {
     const std::scoped_lock lock(mutex_);
     fresh = journal_.accept(delta);
+    if (fresh && !delta.finish.empty()) count_end();
   }
   if (!fresh) return;
   if (delta.finish == "error") {
     const int status = delta.error_code >= 400 && delta.error_code < 600 ? delta.error_code : 500;
-    fresh->sink->on_failure(delta.id, status, delta.error.empty() ? "the engine failed" : delta.error);
+    fresh->sink->on_failure(delta.id, status, delta.error.empty() ? "the engine failed" : delta.error,
+                            delta.retry_after_s);
   } else if (delta.finish == "abort") {
-    fresh->sink->on_failure(delta.id, 503, "the engine ended this request");
+    fresh->sink->on_failure(delta.id, 503, "the engine ended this request", 0);
   } else {
     fresh->sink->on_delta(fresh->delta);
   }

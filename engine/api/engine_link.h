@@ -69,6 +69,8 @@ class EngineLink {
   void handle(const wire::Stats& stats);
   void drop(std::string_view why);
   void send_unsent();
+  void count_end();
+  uint32_t retry_after_s() const;
 
   const Limits limits_;
   const std::string path_;
@@ -82,6 +84,8 @@ class EngineLink {
   EngineStatus status_;
   Clock::time_point stats_at_{};
   uint64_t next_id_ = 1;
+  std::optional<Clock::time_point> ended_at_;  ///< of the last request, while others are unfinished
+  double ends_every_ms_ = 0;                   ///< mean over the last ones; 0 = not known
   bool stopping_ = false;
 
   std::thread thread_;  ///< last: starts when everything else stands

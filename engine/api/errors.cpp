@@ -45,18 +45,21 @@ std::string error_body(int status, std::string_view message, std::string_view pa
   return dump({{"error", std::move(error)}});
 }
 
-HttpResponse error_response(int status, std::string_view message, std::string_view param) {
+HttpResponse error_response(int status, std::string_view message, std::string_view param, uint32_t retry_after_s) {
   HttpResponse response;
   response.status = status;
   response.body = error_body(status, message, param);
   if (status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
-  if (status == 429) response.headers.emplace_back("Retry-After", "1");
-  if (status == 503) response.headers.emplace_back("Retry-After", "5");
+  if (status == 429 || status == 503) {
+    const uint32_t usual = status == 429 ? 1 : 5;
+    response.headers.emplace_back("Retry-After", cat(retry_after_s > 0 ? retry_after_s : usual));
+  }
   return response;
 }
 
 HttpResponse error_response(const std::exception& error) {
-  if (const auto* e = dynamic_cast<const ApiError*>(&error)) return error_response(e->status(), e->what(), e->param());
+  if (const auto* e = dynamic_cast<const ApiError*>(&error))
+    return error_response(e->status(), e->what(), e->param(), e->retry_after_s());
   if (const auto* e = dynamic_cast<const HttpError*>(&error)) return error_response(e->status(), e->what());
   if (const auto* e = dynamic_cast<const Error*>(&error)) {
     const int status = http_status(e->code());

@@ -40,7 +40,9 @@ class CanarySink final : public RequestSink {
     if (delta.finish.empty()) return;
     reply_({{"ok", true}, {"text", tokenizer_.decode(ids_, true)}, {"tokens", ids_.size()}, {"finish", delta.finish}});
   }
-  void on_failure(uint64_t, int, const std::string& message) override { reply_({{"ok", false}, {"error", message}}); }
+  void on_failure(uint64_t, int, const std::string& message, uint32_t) override {
+    reply_({{"ok", false}, {"error", message}});
+  }
 
  private:
   const text::Tokenizer& tokenizer_;
@@ -115,6 +117,7 @@ std::vector<wire::Submit> Service::submits(const GenerationRequest& request, boo
       s.seed = seed + static_cast<uint64_t>(k);
       s.salt = request.salt;
       s.key = key;
+      s.priority = request.priority;
       if (is_chat) s.boundaries = branch_points(prompt, tokenizer_);
       s.sampling = request.sampling;
       out.push_back(std::move(s));
@@ -138,6 +141,7 @@ void Service::start(const GenerationRequest& request, bool is_chat, const std::v
   options.headers = answer_headers(in.request_id, request.ignored);
   for (const auto& prompt : prompts) options.prompt_tokens.push_back(static_cast<int64_t>(prompt.size()));
   options.n = request.n;
+  if (settings_.log_requests) options.log_id = in.request_id;
   options.starts = std::move(starts);
   ChoiceOptions& choice = options.choice;
   choice.parse = is_chat;

@@ -23,7 +23,7 @@ class RequestSink {
   /// Fresh tokens: never a repetition, never a gap. The last one has `finish`.
   virtual void on_delta(const wire::Delta& delta) = 0;
   /// The request has ended without an answer.
-  virtual void on_failure(uint64_t id, int status, const std::string& message) = 0;
+  virtual void on_failure(uint64_t id, int status, const std::string& message, uint32_t retry_after_s) = 0;
 };
 
 /// Not thread-safe; the engine link guards it. A request is *sent* while a rank works on it, and unsent before and

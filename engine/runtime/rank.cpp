@@ -285,6 +285,11 @@ void Rank::serve_rank0() {
   s.snap_interval = static_cast<int32_t>(config_.integer("cache.interval"));
   s.max_queue = static_cast<size_t>(config_.integer("sched.max_queue"));
   s.max_queue_tokens = static_cast<size_t>(config_.integer("sched.max_queue_tokens"));
+  s.reserve_output = static_cast<int32_t>(config_.integer("sched.reserve_output"));
+  s.prefill_share = config_.real("sched.prefill_share");
+  s.max_piece_ms = static_cast<double>(config_.duration("sched.max_piece").count());
+  s.aging = config_.duration("sched.aging");
+  s.patience = config_.duration("sched.patience");
   Scheduler scheduler(s, *sampling_, rank_.generation);
   wire::Hello hello;
   hello.generation = rank_.generation;

@@ -10,7 +10,7 @@ namespace {
 
 class NoSink final : public RequestSink {
   void on_delta(const wire::Delta&) override {}
-  void on_failure(uint64_t, int, const std::string&) override {}
+  void on_failure(uint64_t, int, const std::string&, uint32_t) override {}
 };
 
 wire::Submit submit(uint64_t id, size_t prompt = 3) {

@@ -101,7 +101,7 @@ TEST_CASE("chat members out of range or of a wrong type are refused by name") {
       {R"("use_beam_search":true)", "400 use_beam_search"},
       {R"("functions":[])", "400 functions"},
       {R"("chat_template":"x")", "400 chat_template"},
-      {R"("priority":1)", "400 priority"},
+      {R"("priority":1001)", "400 priority"},
       {R"("cache_salt":"a@b")", "400 cache_salt"},
       {R"("cache_salt":"")", "400 cache_salt"},
       {R"("reasoning_effort":"much")", "400 reasoning_effort"},

@@ -46,6 +46,8 @@ TEST_CASE("the owner of a port is found through its socket") {
   w.file("/proc/2210/comm", "jupyter-lab\n");
   CHECK(listener_of(w.root, 8888)->pid == 2210);
   CHECK(listener_of(w.root, 8888)->name == "jupyter-lab");
+  CHECK(listener_of(w.root, 8888, 0x7f000001).has_value());
+  CHECK_FALSE(listener_of(w.root, 8888, 0x7f000002).has_value());  // another address has its own ports
 }
 
 TEST_CASE("a path belongs to the deepest mount, of two the later") {
