@@ -103,8 +103,8 @@ void check_frame(const Json& root) {
   expect(false_or_absent(model, "byte_fallback"), "model.byte_fallback is not false");
   for (const char* key : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"}) {
     const auto found = model.find(key);
-    const bool plain =
-        found == model.end() || found->is_null() || (found->is_string() && found->empty()) || *found == "";
+    const bool plain = found == model.end() || found->is_null() ||
+                       (found->is_string() && found->get_ref<const std::string&>().empty());
     if (!plain) refuse(cat("model.", key, " is set"));
   }
 }

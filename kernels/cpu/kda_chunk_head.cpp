@@ -17,28 +17,27 @@ constexpr float kLargestExponent = 80.0F;  // exp(80)·128 is still finite in fp
 
 // Everything a chunk keeps, one after the other in the scratch; n = kChunk rows, D = dim.
 struct Chunk {
-  Chunk(float* at, int dim_of_head) : dim(dim_of_head) {
-    const int64_t matrix = int64_t{kChunk} * dim;
-    for (float** part : {&k, &q, &sum, &left_k, &left_q, &delta}) {
-      *part = at;
-      at += matrix;
-    }
-    right = at;  // [dim][kChunk]
-    at += matrix;
-    lower = at;
-    at += kChunk * kChunk;
-    mix = at;
-    at += kChunk * kChunk;
-    beta = at;
-  }
-  static int64_t size(int dim) { return int64_t{7} * kChunk * dim + 2 * kChunk * kChunk + kChunk; }
+  Chunk(float* at, int dim_of_head)
+      : dim(dim_of_head),
+        k(at),
+        q(k + matrix(dim)),
+        sum(q + matrix(dim)),
+        left_k(sum + matrix(dim)),
+        left_q(left_k + matrix(dim)),
+        right(left_q + matrix(dim)),
+        delta(right + matrix(dim)),
+        lower(delta + matrix(dim)),
+        mix(lower + kChunk * kChunk),
+        beta(mix + kChunk * kChunk) {}
+  static int64_t matrix(int dim) { return int64_t{kChunk} * dim; }
+  static int64_t size(int dim) { return 7 * matrix(dim) + 2 * kChunk * kChunk + kChunk; }
 
   int dim;
   int rows = 0;
   float *k, *q;            // normalised
   float* sum;              // inclusive cumulative log decay G
   float *left_k, *left_q;  // rows times a decay, the left operands of products
-  float* right;            // k times a decay, transposed
+  float* right;            // k times a decay, transposed: [dim][kChunk]
   float* delta;            // δ of each row
   float* lower;            // −β_i Σ k_i k_m exp(G_i − G_m), m < i
   float* mix;              // Σ q_i k_m exp(G_i − G_m), m ≤ i
