@@ -30,6 +30,8 @@ constexpr std::array kKeys{
               "File with the bearer token of the admin API over TCP; must be readable by its owner only. Needed with "
               "admin.listen."},
     ConfigKey{"log.level", text, kNode, "info", "", "Least severity that is logged.", 0, 0, "debug|info|warn|error"},
+    ConfigKey{"log.requests", boolean, kNode, "false", "",
+              "Whether the API process logs a line for each finished request: id, tokens, times; no text of it."},
     ConfigKey{"log.keep_generations", integer, kNode, "5", "generations",
               "How many generations of process logs are kept.", 1, 1000},
     ConfigKey{"log.max_bytes", bytes, kNode, "64MiB", "bytes",

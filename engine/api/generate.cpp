@@ -141,6 +141,7 @@ void Service::start(const GenerationRequest& request, bool is_chat, const std::v
   options.headers = answer_headers(in.request_id, request.ignored);
   for (const auto& prompt : prompts) options.prompt_tokens.push_back(static_cast<int64_t>(prompt.size()));
   options.n = request.n;
+  if (settings_.log_requests) options.log_id = in.request_id;
   options.starts = std::move(starts);
   ChoiceOptions& choice = options.choice;
   choice.parse = is_chat;

@@ -64,7 +64,12 @@ void Generation::take(const wire::Delta& delta, std::vector<Cancelled>& cancelle
   const size_t index = static_cast<size_t>(delta.id - first_id_);
   if (index >= slots_.size() || slots_[index].ended) return;
   const auto now = Clock::now();
-  if (!first_token_) metrics_.first_token(seconds(now - begin_));
+  if (!first_token_) {
+    metrics_.first_token(seconds(now - begin_));
+    metrics_.queued(delta.queue_ms / 1000.0);
+    queue_ms_ = delta.queue_ms;
+    first_at_ = now;
+  }
   metrics_.next_tokens(first_token_ ? seconds(now - last_token_) : -1, delta.tokens.size());
   first_token_ = true;
   last_token_ = now;
@@ -150,6 +155,7 @@ Usage Generation::usage() const {
 void Generation::finish() {
   done_ = true;
   metrics_.answered(seconds(Clock::now() - begin_));
+  log_line(slots_.front().choice.finish_reason());
   if (options_.stream) {
     std::string last;
     if (options_.include_usage) last += format_->usage(usage());
@@ -165,8 +171,20 @@ void Generation::finish() {
   reply_->send(std::move(response));
 }
 
+/// The request's times, in milliseconds since it came, as one line for machines.
+void Generation::log_line(std::string_view finish) const {
+  if (options_.log_id.empty()) return;
+  const auto since = [this](Clock::time_point t) { return static_cast<int64_t>(seconds(t - begin_) * 1000); };
+  const Usage u = usage();
+  log::info(cat("request {\"id\":\"", options_.log_id, "\",\"finish\":\"", finish, "\",\"prompt_tokens\":", u.prompt,
+                ",\"cached_tokens\":", u.cached, ",\"completion_tokens\":", u.completion,
+                ",\"choices\":", slots_.size(), ",\"queue_ms\":", queue_ms_, ",\"first_token_ms\":",
+                first_token_ ? since(first_at_) : -1, ",\"total_ms\":", since(Clock::now()), "}"));
+}
+
 void Generation::end_all(std::string_view reason, std::vector<Cancelled>& cancelled) {
   done_ = true;
+  log_line(reason);
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i].ended) continue;
     slots_[i].ended = true;

@@ -21,6 +21,7 @@ struct GenerationOptions {
   std::vector<std::pair<std::string, std::string>> headers;  ///< of the answer
   std::vector<int64_t> prompt_tokens;                        ///< of each prompt
   int n = 1;                                                 ///< choices a prompt
+  std::string log_id;                                        ///< request id of its line in the log; "" = no line
   ChoiceOptions choice;                                      ///< of every choice, but for its start
   std::vector<text::OutputStart> starts;                     ///< of each prompt
 };
@@ -62,6 +63,7 @@ class Generation final : public RequestSink, public std::enable_shared_from_this
   void start_stream();
   void finish();
   void fail(int status, const std::string& message, std::vector<Cancelled>& cancelled, uint32_t retry_after_s = 0);
+  void log_line(std::string_view finish) const;
   void end_all(std::string_view reason, std::vector<Cancelled>& cancelled);
   Usage usage() const;
   void cancel(const std::vector<Cancelled>& cancelled);
@@ -77,7 +79,8 @@ class Generation final : public RequestSink, public std::enable_shared_from_this
   std::vector<Slot> slots_;
   uint64_t first_id_ = 0;
   bool streaming_ = false, done_ = false, first_token_ = false;
-  Clock::time_point last_token_ = begin_, last_write_ = begin_;
+  uint32_t queue_ms_ = 0;
+  Clock::time_point first_at_ = begin_, last_token_ = begin_, last_write_ = begin_;
 };
 
 }  // namespace glm53::api

@@ -1,6 +1,7 @@
 #include "engine/api/metrics.h"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 
 #include <prometheus/counter.h>
@@ -24,6 +25,31 @@ const Buckets kBetweenTokens = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0
                                 0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
 const Buckets kRequest = {0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
 const Buckets kHttp = {0.001, 0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300};
+
+/// After "glm53_" and "vllm:".
+constexpr std::array<std::string_view, 17> kOfVllm = {"num_requests_running",        "num_requests_waiting",
+                                                      "kv_cache_usage_perc",         "prefix_cache_queries_total",
+                                                      "prefix_cache_hits_total",     "num_preemptions_total",
+                                                      "prompt_tokens_total",         "generation_tokens_total",
+                                                      "time_to_first_token_seconds", "inter_token_latency_seconds",
+                                                      "e2e_request_latency_seconds", "request_queue_time_seconds",
+                                                      "request_prompt_tokens",       "request_generation_tokens",
+                                                      "request_params_max_tokens",   "request_params_n",
+                                                      "request_success_total"};
+constexpr std::string_view kPrefix = "glm53_";
+
+void add_vllm_names(std::vector<prometheus::MetricFamily>& families) {
+  const size_t own = families.size();
+  for (size_t i = 0; i < own; ++i) {
+    const std::string_view name = families[i].name;
+    if (!name.starts_with(kPrefix)) continue;
+    const std::string_view rest = name.substr(kPrefix.size());
+    if (std::find(kOfVllm.begin(), kOfVllm.end(), rest) == kOfVllm.end()) continue;
+    prometheus::MetricFamily copy = families[i];
+    copy.name = "vllm:" + std::string(rest);
+    families.push_back(std::move(copy));
+  }
+}
 
 Buckets one_two_five(int32_t limit) {
   Buckets out;
@@ -78,6 +104,15 @@ struct Metrics::Impl {
   Gauge& connected = gauge("glm53_rank_connected", "1 while a rank is connected.");
   Gauge& progress_age = gauge("glm53_progress_age_seconds", "Time since the step loop turned.");
   Gauge& rank_memory = gauge("glm53_rank_memory_bytes", "Resident size of rank 0.");
+  Gauge& slots_total = gauge("glm53_state_slots", "State slots that exist.");
+  Gauge& blocks_used = gauge("glm53_kv_blocks_used", "KV blocks of running requests, 64 tokens each.");
+  Gauge& blocks_total = gauge("glm53_kv_blocks", "KV blocks that exist.");
+  Gauge& memory_available = gauge("glm53_memory_available_bytes", "MemAvailable on the machine of rank 0.");
+  Gauge& memory_level = gauge("glm53_memory_level", "Memory guard, worst of all ranks: 0 ok ... 3 critical.");
+  Gauge& gate_open = gauge("glm53_gate_open", "1 while requests are admitted.");
+  RankCounter steps{counter("glm53_steps_total", "Steps of the ranks.")};
+  RankCounter computed{counter("glm53_computed_prompt_tokens_total", "Prompt tokens that the ranks computed.")};
+  Histogram& queue = histogram("glm53_request_queue_time_seconds", "From request to its first step.", kRequest);
   Gauge& connections = gauge("glm53_http_connections", "Open client connections.");
   Counter& prompt_tokens = counter("glm53_prompt_tokens_total", "Prompt tokens of submitted requests.");
   Counter& generation_tokens = counter("glm53_generation_tokens_total", "Tokens sampled.");
@@ -139,6 +174,10 @@ void Metrics::first_token(double seconds) {
   impl_->ttft.Observe(seconds);
 }
 
+void Metrics::queued(double seconds) {
+  impl_->queue.Observe(seconds);
+}
+
 void Metrics::next_tokens(double seconds, size_t tokens) {
   if (tokens == 0) return;
   impl_->generation_tokens.Increment(static_cast<double>(tokens));
@@ -185,8 +224,21 @@ std::string Metrics::text(const EngineStatus& s, size_t connections) {
   impl_->connected.Set(s.connected ? 1 : 0);
   impl_->progress_age.Set(as_double(s.progress_age_ms) / 1000);
   impl_->rank_memory.Set(as_double(s.stats.memory_bytes));
+  impl_->slots_total.Set(as_double(s.stats.slots_total));
+  impl_->blocks_used.Set(as_double(s.stats.blocks_used));
+  impl_->blocks_total.Set(as_double(s.stats.blocks_total));
+  impl_->memory_available.Set(as_double(s.stats.memory_available));
+  impl_->memory_level.Set(as_double(s.stats.memory_level));
+  impl_->gate_open.Set(s.gate_open ? 1 : 0);
   impl_->connections.Set(as_double(connections));
-  return prometheus::TextSerializer().Serialize(impl_->registry.Collect());
+  {
+    const std::scoped_lock lock(impl_->follow_mutex);
+    impl_->steps.follow(s.stats.step);
+    impl_->computed.follow(s.stats.prompt_tokens);
+  }
+  auto families = impl_->registry.Collect();
+  add_vllm_names(families);
+  return prometheus::TextSerializer().Serialize(families);
 }
 
 }  // namespace glm53::api

@@ -21,6 +21,8 @@ class Metrics {
   /// A request that was submitted.
   void submitted(int n, int64_t prompt_tokens, int32_t max_tokens);
   void first_token(double seconds);
+  /// Its first step began this long after rank 0 had taken it.
+  void queued(double seconds);
   /// `tokens` came `seconds` after the ones before them.
   void next_tokens(double seconds, size_t tokens);
   /// One choice ended: "stop", "length", "abort" or "error".
@@ -28,7 +30,8 @@ class Metrics {
   void answered(double seconds);
   uint64_t generated_tokens() const;
   uint64_t prompt_tokens() const;
-  /// Text format 0.0.4, with gauges from `status`.
+  /// Text format 0.0.4, with gauges and counters from `status`. Metrics that vLLM has too come twice, as glm53_NAME and
+  /// vllm:NAME.
   std::string text(const EngineStatus& status, size_t connections);
 
  private:

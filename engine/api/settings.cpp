@@ -93,6 +93,7 @@ Settings load_settings(const ApiConfig& process) {
   s.model_names.push_back(name);
   for (const std::string& alias : config.list("api.aliases")) s.model_names.push_back(alias);
   if (!config.text("api.key_file").empty()) s.keys = KeyRing(read_secret(config.path("api.key_file")));
+  s.log_requests = config.boolean("log.requests");
   s.metrics_open = config.boolean("api.metrics_open");
   s.always_think = config.boolean("api.always_think");
   s.escape_control_tokens = config.boolean("api.escape_control_tokens");

@@ -62,6 +62,22 @@ wire::Stats Controls::stats() const {
   return s;
 }
 
+void QueueTimes::planned(const StepPlan& plan, Clock::time_point now) {
+  for (const SeqStep& seq : plan.seqs) {
+    const auto at = of_.find(seq.request);
+    if (at == of_.end() || at->second.queue_ms) continue;
+    const auto waited = std::chrono::duration_cast<milliseconds>(now - at->second.submitted).count();
+    at->second.queue_ms = static_cast<uint32_t>(std::clamp<int64_t>(waited, 0, UINT32_MAX));
+  }
+}
+
+void QueueTimes::stamp(wire::Delta& delta) {
+  const auto at = of_.find(delta.id);
+  if (at == of_.end()) return;
+  delta.queue_ms = at->second.queue_ms.value_or(0);
+  if (!delta.finish.empty()) of_.erase(at);
+}
+
 // ---- rank 0
 
 StepLoop::StepLoop(const LoopParts& parts, Scheduler& scheduler, std::string api_socket, const wire::Hello& hello)
@@ -108,7 +124,10 @@ void StepLoop::turn(ApiLink& api) {
   apply_controls();
   for (const Event& event : mail_.take()) handle(event);
   const bool worked = step();
-  for (wire::Delta& d : scheduler_.take_deltas()) api.send(connection_, std::move(d));
+  for (wire::Delta& d : scheduler_.take_deltas()) {
+    queue_times_.stamp(d);
+    api.send(connection_, std::move(d));
+  }
   for (wire::Delta& d : std::exchange(refused_, {})) api.send(connection_, std::move(d));
   report(api);
   if (worked) return;
@@ -139,12 +158,14 @@ void StepLoop::handle_api(const ApiEvent& event) {
   if (const auto* connected = std::get_if<ApiConnected>(&event)) {
     scheduler_.cancel_all();
     refused_.clear();
+    queue_times_.clear();
     connection_ = connected->connection;
     stats_sent_ = {};
   } else if (const auto* lost = std::get_if<ApiLost>(&event)) {
     if (lost->connection != connection_) return;
     scheduler_.cancel_all();
     refused_.clear();
+    queue_times_.clear();
     connection_ = 0;
   } else {
     const auto& m = std::get<ApiMessage>(event);
@@ -167,7 +188,10 @@ void StepLoop::receive(uint64_t connection, const wire::Message& message) {
 void StepLoop::submit(const wire::Submit& request) {
   const bool exempt = !request.emitted.empty() || request.key == kCanary;
   auto reason = exempt ? std::nullopt : memory_refusal(memory(), request.prompt.size());
-  if (!reason) return scheduler_.submit(request);
+  if (!reason) {
+    queue_times_.submitted(request.id, Clock::now());
+    return scheduler_.submit(request);
+  }
   wire::Delta d;
   d.id = request.id;
   d.finish = "error";
@@ -187,6 +211,7 @@ MemoryLevel StepLoop::memory() const {
 bool StepLoop::step() {
   const std::optional<StepPlan> plan = scheduler_.plan(wall_clock());
   if (!plan) return false;
+  queue_times_.planned(*plan, Clock::now());
   parts_.group.send(*plan);
   parts_.executor.submit(*plan);
   while (auto result = parts_.executor.poll()) scheduler_.complete(*result);

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 
 #include "common/rank_contract.h"
 #include "engine/comm/communicator.h"
@@ -82,6 +83,25 @@ struct LoopParts {
   Controls& controls;
 };
 
+/// How long requests waited for their first step.
+class QueueTimes {
+ public:
+  using Clock = std::chrono::steady_clock;
+  void submitted(uint64_t id, Clock::time_point now) { of_[id] = {now, std::nullopt}; }
+  void planned(const StepPlan& plan, Clock::time_point now);
+  /// Fills in queue_ms, and forgets the request with its last delta.
+  void stamp(wire::Delta& delta);
+  void clear() { of_.clear(); }
+  size_t size() const { return of_.size(); }
+
+ private:
+  struct Times {
+    Clock::time_point submitted;
+    std::optional<uint32_t> queue_ms;
+  };
+  std::unordered_map<uint64_t, Times> of_;
+};
+
 /// Rank 0. Connects to the API process, runs until stopped and drained, tells the other ranks. Throws Error(peer_lost)
 /// when one goes away.
 class StepLoop {
@@ -118,9 +138,10 @@ class StepLoop {
   uint64_t connection_ = 0;            // of the API process; 0 = none
   std::map<int, MemoryLevel> memory_;  // of the other ranks
   std::vector<wire::Delta> refused_;   // to be sent
-  bool drained_ = false;               // the scheduler has been told
-  wire::Stats last_;                   // as sent
-  bool stats_changed_ = false;         // since then
+  QueueTimes queue_times_;
+  bool drained_ = false;        // the scheduler has been told
+  wire::Stats last_;            // as sent
+  bool stats_changed_ = false;  // since then
   Clock::time_point stats_sent_{}, watchdog_sent_{};
 };
 

@@ -141,6 +141,7 @@ void put(ByteWriter& w, const Delta& m) {
   w.put(m.error_code);
   w.put(m.stop_token);
   w.put(m.cached_tokens);
+  w.put(m.queue_ms);
   w.put(m.retry_after_s);
 }
 
@@ -161,6 +162,7 @@ Delta get_delta(ByteReader& r) {
   m.error_code = r.get<int32_t>();
   m.stop_token = r.get<int32_t>();
   m.cached_tokens = r.get<uint32_t>();
+  m.queue_ms = r.get<uint32_t>();
   m.retry_after_s = r.get<uint32_t>();
   return m;
 }

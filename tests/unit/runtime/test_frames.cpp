@@ -65,6 +65,7 @@ std::vector<wire::Message> messages() {
   delta.stop_token = 11;
   delta.cached_tokens = 64;
   delta.retry_after_s = 3;
+  delta.queue_ms = 12;
   wire::Stats stats;
   stats.step = 1;
   stats.running = 2;

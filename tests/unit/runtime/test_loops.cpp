@@ -206,6 +206,34 @@ TEST_CASE("rank 0 says hello, serves requests, reports, and stops when drained")
   rank.stop();
 }
 
+TEST_CASE("queue times run from the submit to the first step, and are forgotten with the request") {
+  const QueueTimes::Clock::time_point start{};
+  QueueTimes times;
+  times.submitted(1, start);
+  times.submitted(2, start);
+  StepPlan plan;
+  plan.seqs.resize(2);
+  plan.seqs[0].request = 1;
+  plan.seqs[1].request = 9;  // not known: a replay's, or gone
+  times.planned(plan, start + milliseconds(30));
+  times.planned(plan, start + milliseconds(60));  // only the first step counts
+  wire::Delta d;
+  d.id = 1;
+  d.tokens = {5};
+  times.stamp(d);
+  CHECK(d.queue_ms == 30);
+  d.finish = "stop";
+  times.stamp(d);
+  CHECK(d.queue_ms == 30);
+  CHECK(times.size() == 1);
+  wire::Delta cancelled;
+  cancelled.id = 2;
+  cancelled.finish = "abort";
+  times.stamp(cancelled);
+  CHECK(cancelled.queue_ms == 0);
+  CHECK(times.size() == 0);
+}
+
 TEST_CASE("an idle rank 0 reports about once a second and its progress stays young") {
   Rank0 rank;
   const UniqueFd api = rank.accept();
