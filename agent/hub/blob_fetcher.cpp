@@ -72,9 +72,11 @@ bool BlobFetcher::reuse(const FileEntry& file) {
 void BlobFetcher::fetch(const FileEntry& file) {
   bool present = reuse(file);
   if (!present) {
+    int64_t told = 0;
     const auto lock = shared_.cache.lock(shared_.repo, file.etag, [&](int64_t seconds) {
       if (shared_.stop) throw_cancelled();
-      if (seconds % 10 == 0 && seconds > 0) {
+      if (seconds >= told + 10) {
+        told = seconds;
         shared_.report(cat("waiting for another client that holds the lock of ", file.path, " (", seconds, " s)"));
       }
       // The other client may have finished it.
@@ -108,8 +110,12 @@ void BlobFetcher::transfer(const FileEntry& file) {
         partial.publish();
         return;
       }
-    } catch (...) {
+    } catch (const std::exception& e) {
       drop_transfers();
+      // Known to be absent: other clients look there before they ask.
+      if (std::string_view(e.what()).starts_with("E625")) {
+        shared_.cache.mark_absent(shared_.repo, shared_.commit, file.path);
+      }
       try {
         partial.save();
       } catch (const Error&) {

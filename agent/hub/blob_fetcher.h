@@ -27,6 +27,7 @@ struct Shared {
   Journal& journal;
   std::string repo;                   ///< whose folder is filled
   std::vector<PlacedSource> sources;  ///< in order of preference
+  std::string commit;                 ///< whose snapshot is filled
   const std::atomic<bool>& stop;      ///< cancelled, or another thread failed
   RateLimit limit;
   std::function<void(const std::string&)> report;  ///< thread-safe

@@ -105,6 +105,7 @@ struct Downloader::Run {
                journal,
                request.repo,
                {},
+               {},
                stop,
                RateLimit(settings.limit_rate),
                [this](const std::string& s) { report(s); },
@@ -268,6 +269,7 @@ void Downloader::Run::plan() {
     cache.prepare(request.repo);
     journal.save_plan(folder, shared.sources.front().source, commit, listing);
   }
+  shared.commit = commit;
   check_shards();
   std::set<std::string> blobs;
   for (const FileEntry& f : chosen) {

@@ -17,6 +17,8 @@ constexpr int64_t kBlock = int64_t{1} << 20;
 constexpr int64_t kThreadAbove = int64_t{8} << 20;  // below, a thread costs more than it saves
 constexpr int64_t kCacheStep = int64_t{16} << 20;   // how far behind the frontier pages leave the cache
 
+constexpr int64_t kPollutes = int64_t{256} << 20;  // larger files are not worth the page cache
+
 size_t read_block(int fd, std::string& buffer, size_t n, int64_t at) {
   while (true) {
     const ssize_t got = ::pread(fd, buffer.data(), n, at);
@@ -108,6 +110,8 @@ std::string digest_of_file(const std::string& path, size_t digits, int64_t size,
     hash.update({buffer.data(), n});
     at += static_cast<int64_t>(n);
     progress();
+    if (size > kPollutes && (at % kCacheStep == 0 || at == size))
+      (void)::posix_fadvise(fd.get(), 0, at, POSIX_FADV_DONTNEED);
   }
   return hash.hex();
 }

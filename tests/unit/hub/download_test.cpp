@@ -317,6 +317,17 @@ TEST_CASE("download: a full disk or quota ends it with one line, and it goes on 
   CHECK(f.hub.body_bytes - sent < f.payload());
 }
 
+TEST_CASE("download: a listed file that the server does not have is marked as absent") {
+  Fixture f;
+  f.hub.faults.missing = -1;
+  f.settings.retry.give_up_after = Millis(50);
+  const Error e = error_of([&] { f.run(); });
+  CHECK(e.code() == Code::not_found);
+  CHECK(has(e, "E625"));
+  CHECK(has(e, kBig));
+  CHECK(fs::exists(cat(f.repo_dir(), "/.no_exist/", FakeHub::commit(), "/", kBig)));
+}
+
 TEST_CASE("download: too little space is said before the first byte") {
   Fixture f;
   f.settings.disk_reserve = int64_t{1} << 60;

@@ -222,7 +222,7 @@ void FakeHub::answer_resolve(int fd, const std::string& repo, const std::string&
   const auto found = files.find(path);
   const std::string commit_line =
       cat("X-Repo-Commit: ", use(faults.wrong_commit) ? std::string(40, 'd') : commit(), "\r\n");
-  if (found == files.end())
+  if (found == files.end() || (path.starts_with("model-00001") && use(faults.missing)))
     return reply(fd, "404 Not Found", commit_line + "X-Error-Code: EntryNotFound\r\n", "", head);
   if (use(faults.loop)) return reply(fd, "302 Found", cat("Location: ", request.target, "\r\n"), "", head);
   if (use(faults.hop)) {

@@ -27,6 +27,7 @@ struct HubFile {
 struct Faults {
   std::atomic<int> cut{0};  ///< close the connection after cut_after bytes of a body
   std::atomic<int64_t> cut_after{1000};
+  std::atomic<int> missing{0};          ///< 404 EntryNotFound of the first shard
   std::atomic<int> freeze{0};           ///< send cut_after bytes of a body, then nothing, the connection stays
   std::atomic<int> truncate{0};         ///< announce and send fewer bytes, without a Content-Length
   std::atomic<int> ignore_range{0};     ///< 200 with everything
