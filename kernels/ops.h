@@ -305,9 +305,10 @@ class Ops {
 
 /// `threads` ≥ 1 workers, outputs are divided among them.
 std::unique_ptr<Ops> make_cpu_ops(int threads);
-/// Throws Error(unavailable) when CUDA is not compiled in or there is no device.
-std::unique_ptr<Ops> make_cuda_ops(int device);
-/// Every backend usable here; golden tests loop over it and print which ran.
+/// Throws Error(unavailable) when CUDA is not compiled in or there is no device. Activations are bf16; f32 is for tests
+/// against fp32 references.
+std::unique_ptr<Ops> make_cuda_ops(int device, Dtype activation = Dtype::bf16);
+/// Every backend usable here (CUDA with f32 and with bf16 activations); golden tests loop over it and print which ran.
 std::vector<std::unique_ptr<Ops>> test_backends();
 
 }  // namespace glm53

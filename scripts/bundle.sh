@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Puts the programs and every library they need into one folder that runs on a machine without our packages.
 #   scripts/bundle.sh DIR [--models] [--build BUILD_DIR]
+#   scripts/bundle.sh --tests DIR      the test programs that bench/device.sh runs, in DIR/bin, with the data they read
 #   scripts/bundle.sh --check DIR      the same, then runs the programs with nothing but DIR (in a chroot when root)
 # DIR/NAME are wrappers, DIR/libexec the programs, DIR/lib the libraries with the loader that belongs to them.
 source "$(dirname "$0")/lib.sh"
 cd "$root"
 
-dir='' models=0 check=0 build=build/release
+dir='' models=0 check=0 tests=0 build=build/release
 while [ $# -gt 0 ]; do
   case $1 in
     --models) models=1 ;;
     --check) check=1 ;;
+    --tests) tests=1 ;;
     --build) build=${2:-}; shift ;;
     -*) die "unknown option '$1'" "scripts/bundle.sh DIR [--models] [--check] [--build BUILD_DIR]" ;;
     *) dir=$1 ;;
@@ -20,6 +22,24 @@ done
 [ -n "$dir" ] || die "no folder was named" "scripts/bundle.sh DIR"
 if [ -d "$dir" ] && [ -n "$(ls -A "$dir")" ] && [ ! -f "$dir/.glm53-bundle" ]; then
   die "$dir is not empty and no bundle" "name a new folder"
+fi
+
+if [ "$tests" = 1 ]; then
+  say "build"
+  programs=(golden_exl3 golden_model unit_kernels)
+  build_tree "$build" "${programs[*]}" -DCMAKE_BUILD_TYPE=Release
+  say "tests in $dir"
+  mkdir -p "$dir/bin" "$dir/lib" "$dir/root/tests/golden" "$dir/root/models"
+  touch "$dir/.glm53-bundle"
+  for program in "${programs[@]}"; do
+    strip -o "$dir/bin/$program" "$build/tests/$program"
+    while read -r library; do cp -nL "$library" "$dir/lib/"; done < <(
+      ldd "$build/tests/$program" | sed -nE 's/^[[:space:]]+(.* => )?(\/[^ ]+) \(.*/\2/p')
+  done
+  cp -r tests/golden/data "$dir/root/tests/golden/"
+  cp -r models/glm53-tiny "$dir/root/models/"
+  note "$(du -sh "$dir" | cut -f1) in $dir; there: bench/device.sh golden DIR"
+  exit 0
 fi
 
 programs=(glm53-agent glm53-engine glm53ctl)

@@ -198,10 +198,17 @@ void Rank::meet() {
 
 void Rank::choose_backend() {
   backend_ = config_.text("engine.backend");
-  if (backend_ != "cpu") {
+  // Ranks on GPUs need a communicator that works on device memory, which this build does not have.
+  const bool alone = rank_.size == 1;
+  if (backend_ == "cuda" && !alone) {
+    throw Error(Code::config, cat("engine.backend = \"cuda\" with ", rank_.size, " ranks: not supported yet"),
+                "one rank in topology.ranks, or engine.backend = \"cpu\"");
+  }
+  if (backend_ != "cpu" && alone) {
     try {
       ops_ = make_cuda_ops(rank_.device);
       backend_ = "cuda";
+      log::info(cat("backend cuda, device ", rank_.device, ", activations ", name(ops_->activation())));
       return;
     } catch (const Error& e) {
       if (e.code() != Code::unavailable) throw;

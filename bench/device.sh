@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Runs one stage of the CUDA tests on a machine with a GPU and nothing else of ours, from a bundle, and prints JSON.
+#   bench/device.sh STAGE BUNDLE [LOG_FOLDER]
+# STAGE golden: the vectors of the EXL3 format and of the whole model through every backend;
+#       unit: the operators' unit tests;  memcheck: golden_exl3 under compute-sanitizer.
+# BUNDLE holds bin/PROGRAM and lib/ (scripts/bundle.sh --tests). The programs' own text goes to LOG_FOLDER.
+set -uo pipefail
+stage=${1:-} bundle=${2:-} logs=${3:-.}
+[ -d "$bundle/bin" ] || { echo "device.sh: '$bundle' is no bundle: bench/device.sh STAGE BUNDLE [LOG_FOLDER]" >&2; exit 2; }
+bundle=$(cd "$bundle" && pwd)
+case $stage in
+  golden) programs=(golden_exl3 golden_model) checker=() ;;
+  unit) programs=(unit_kernels) checker=() ;;
+  memcheck) programs=(golden_exl3) checker=(compute-sanitizer --error-exitcode 9) ;;
+  *) echo "device.sh: unknown stage '$stage': golden, unit or memcheck" >&2; exit 2 ;;
+esac
+mkdir -p "$logs"
+[ -d "$bundle/root" ] && export GLM53_TEST_ROOT=$bundle/root
+
+# The bundle's loader keeps the machine's C library out of it; the driver's own library comes from the machine.
+driver=$(dirname "$(ldconfig -p 2>/dev/null | sed -nE 's/.*libcuda\.so\.1 .*=> (.*)/\1/p' | head -n 1)")
+libraries=$bundle/lib:$driver:/usr/local/nvidia/lib64:${LD_LIBRARY_PATH:-}
+run() { "${checker[@]}" "$bundle/lib/ld-linux-x86-64.so.2" --library-path "$libraries" "$@"; }
+
+card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+printf '{"stage": "%s", "card": "%s", "date": "%s", "programs": [' "$stage" "${card:-none}" "$(date -u +%F)"
+failed=0 separator=''
+for program in "${programs[@]}"; do
+  begin=$(date +%s)
+  run "$bundle/bin/$program" --no-colors=true >"$logs/$program.log" 2>&1
+  rc=$?
+  [ $rc -eq 0 ] || failed=1
+  backends=$(grep -oE 'backend cuda' "$logs/$program.log" | wc -l)
+  printf '%s{"program": "%s", "exit": %d, "seconds": %d, "cuda_runs": %d, "summary": "%s"}' "$separator" "$program" $rc \
+    $(($(date +%s) - begin)) "$backends" "$(grep -E 'test cases:|assertions:' "$logs/$program.log" | tr -s ' \n' ' ' | tr -d '"\\')"
+  separator=', '
+done
+printf ']}\n'
+exit $failed

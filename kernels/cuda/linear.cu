@@ -1,0 +1,92 @@
+// linear: y = W x for plain weights. One warp an output and up to eight rows; each row has its own sum over the lanes,
+// so no bit depends on how many rows there are.
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device.cuh"
+
+namespace glm53::cuda {
+namespace {
+
+constexpr int kRowTile = 8;  // rows that share one reading of the weights
+constexpr int kOutTile = 8;  // warps, and so outputs, of a block
+
+struct Dense {
+  Plain w;
+  int64_t out, in;
+  Matrix x, y;
+  float beta;
+};
+
+/// Eight neighbouring weights; one 16-byte load where they are bf16 and aligned.
+__device__ void load8(const Plain& w, int64_t i, bool aligned, float (&v)[8]) {
+  if (w.bf16 && aligned) {
+    const uint4 raw = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(w.data) + i);
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      v[2 * j] = __uint_as_float(words[j] << 16);
+      v[2 * j + 1] = __uint_as_float(words[j] & 0xffff0000U);
+    }
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) v[j] = at(w, i + j);
+}
+
+__global__ void dense_rows(Dense job, bool aligned) {
+  const int64_t o = int64_t{blockIdx.x} * kOutTile + (threadIdx.x >> 5);
+  const int64_t first = int64_t{blockIdx.y} * kRowTile;
+  const unsigned lane = threadIdx.x & 31U;
+  if (o >= job.out) return;
+  const int rows = static_cast<int>(min(int64_t{kRowTile}, job.x.rows - first));
+  float sum[kRowTile] = {};
+  int64_t i = int64_t{lane} * 8;
+  for (; i + 8 <= job.in; i += 256) {
+    float w[8];
+    load8(job.w, o * job.in + i, aligned, w);
+#pragma unroll
+    for (int r = 0; r < kRowTile; ++r) {
+      if (r >= rows) break;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[r] = fmaf(w[j], at(job.x, first + r, i + j), sum[r]);
+    }
+  }
+  for (; i < job.in; ++i) {  // the last piece, shorter than eight: one lane at most has it
+    const float w = at(job.w, o * job.in + i);
+#pragma unroll
+    for (int r = 0; r < kRowTile; ++r) {
+      if (r < rows) sum[r] = fmaf(w, at(job.x, first + r, i), sum[r]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRowTile; ++r) {
+    if (r >= rows) break;
+    const float total = warp_sum(sum[r]);
+    if (lane == 0) {
+      put(job.y, first + r, o, job.beta == 0 ? total : total + job.beta * at(job.y, first + r, o));
+    }
+  }
+}
+
+}  // namespace
+
+void CudaOps::dense(Plain w, int64_t out, int64_t in, Matrix x, Matrix y, float beta) {
+  if (x.rows == 0 || out == 0) return;
+  const bool aligned = in % 8 == 0 && reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
+  const dim3 grid(static_cast<unsigned>((out + kOutTile - 1) / kOutTile),
+                  static_cast<unsigned>((x.rows + kRowTile - 1) / kRowTile));
+  dense_rows<<<grid, 32 * kOutTile, 0, stream()>>>({w, out, in, x, y, beta}, aligned);
+  check(cudaGetLastError(), "linear");
+}
+
+void CudaOps::linear(const LinearArgs& args) {
+  const Weight& w = *args.w;
+  const Matrix x = matrix("linear", "x", args.x, {-1, w.in});
+  const Matrix y = matrix("linear", "y", args.y, {args.x.dim(0), w.out});
+  if (args.x.dim(0) == 0 || w.out == 0) return;
+  if (w.format == WeightFormat::exl3) {
+    return linear_exl3(linear_view("linear", "w", w, w.out, w.in), w.out, w.in, x, y, args.beta);
+  }
+  dense(plain("linear", "w", w, w.out, w.in), w.out, w.in, x, y, args.beta);
+}
+
+}  // namespace glm53::cuda
