@@ -18,7 +18,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kConnect{2000}, kRead{30'000};
+constexpr milliseconds kConnect{2000}, kRead{15'000};
 constexpr JsonLimits kLimits{.max_bytes = 1u << 20, .max_depth = 16};
 
 struct Asked {

@@ -123,15 +123,17 @@ void judge(const FileRoot& root, const std::string& folder, const char* key, std
 }  // namespace
 
 void check_engine(const Context& c, Result& r) {
-  const std::string path = c.files.at(c.subject.engine);
   r.measured = c.subject.engine;
-  if (::access(path.c_str(), X_OK) != 0) {
-    fail(r, cat(c.subject.engine, " is no program that this user may run"), "install the engine, or set engine.path");
+  std::string bad;
+  for (const std::string& program : {c.subject.engine, c.subject.stand_in}) {
+    if (program.empty() || ::access(c.files.at(program).c_str(), X_OK) == 0) continue;
+    bad += cat(bad.empty() ? "" : "; ", program, " is no program that this user may run");
   }
+  if (!bad.empty()) fail(r, bad, "install the engine, or set engine.path (or engine.rank_path)");
 }
 
 void check_weights(const Context& c, Result& r) {
-  if (c.subject.stand_in) {
+  if (!c.subject.stand_in.empty()) {
     skip(r, "engine.rank_path stands in for the engine");
   } else if (c.subject.devices.empty()) {
     skip(r, "no rank on this node");
@@ -145,7 +147,7 @@ void check_weights(const Context& c, Result& r) {
 void check_draft(const Context& c, Result& r) {
   if (c.subject.draft.empty()) {
     skip(r, "draft.path is not set: no drafter");
-  } else if (c.subject.stand_in || c.subject.devices.empty()) {
+  } else if (!c.subject.stand_in.empty() || c.subject.devices.empty()) {
     skip(r, "no rank of the engine on this node");
   } else {
     judge(c.files, c.subject.draft, "draft.path", {"config.json"}, r);
@@ -154,7 +156,7 @@ void check_draft(const Context& c, Result& r) {
 
 void check_memory(const Context& c, Result& r) {
   const Subject& s = c.subject;
-  if (s.stand_in || s.devices.empty()) {
+  if (!s.stand_in.empty() || s.devices.empty()) {
     skip(r, "no rank of the engine on this node");
     return;
   }

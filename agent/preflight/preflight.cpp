@@ -137,7 +137,7 @@ Subject subject_of(const Config& own, const Config& cluster, const std::string& 
   s.run_dir = absolute(own, "paths.run");
   s.logs_dir = absolute(own, "paths.logs");
   s.engine = own.text("engine.path").empty() ? engine : absolute(own, "engine.path");
-  s.stand_in = !own.text("engine.rank_path").empty();
+  s.stand_in = absolute(own, "engine.rank_path");
   s.model = absolute(cluster, "model.path");
   s.draft = absolute(cluster, "draft.path");
   s.api_bind = cluster.text("api.bind");

@@ -23,8 +23,9 @@ struct Subject {
   bool shares_host = false;  ///< the nodes are two agents of one machine (loopback addresses)
   std::string fabric_address;
   std::string state_dir, run_dir, logs_dir;
-  std::string engine;        ///< program of ranks and API process
-  bool stand_in = false;     ///< engine.rank_path: a rank that is not the engine, with its own idea of weights
+  std::string engine;  ///< program of ranks and API process
+  std::string
+      stand_in;  ///< engine.rank_path: a program that is not the engine, with its own idea of weights; may be empty
   std::string model, draft;  ///< folders; draft may be empty
   std::string api_bind;
   uint16_t api_port = 0, ranks_port = 0;

@@ -44,6 +44,7 @@ const Row kRows[] = {
      [](World& w) { w.file("/proc/self/limits", "Max open files   1024   4096  files\n"); }},
     {"residue", Verdict::warn, "1 shared memory objects", [](World& w) { w.file("/dev/shm/nccl-abc", "x"); }},
     {"engine", Verdict::fail, "no program", [](World& w) { w.remove("/engine"); }},
+    {"engine", Verdict::fail, "/other is no program", [](World& w) { w.subject.stand_in = "/other"; }},
     {"weights", Verdict::fail, "model.path is not set", [](World& w) { w.subject.model.clear(); }},
     {"weights", Verdict::fail, "is no folder", [](World& w) { w.remove("/model"); }},
     {"weights", Verdict::fail, "model-00002.safetensors", [](World& w) { w.remove("/model/model-00002.safetensors"); }},
