@@ -3,7 +3,10 @@
 #include <utility>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
+#include "common/http_client.h"
+#include "common/json.h"
 #include "common/strings.h"
 #include "tests/e2e/cluster.h"
 
@@ -24,12 +27,50 @@ ClusterOptions real_engine() {
   return options;
 }
 
+/// Two turns of a conversation under a long system prompt; the answers and the usage of the second.
+struct Conversation {
+  std::string first, second;
+  Json usage;
+};
+Conversation converse(const LocalCluster& cluster) {
+  HttpClient http(cluster.api_url());
+  http.set_timeout(5s, 120s);
+  const auto ask = [&](const Json& messages) {
+    const Json body = {{"model", "glm53-tiny"},
+                       {"messages", messages},
+                       {"max_tokens", 40},
+                       {"temperature", 0},
+                       {"chat_template_kwargs", {{"enable_thinking", false}}}};
+    const auto answer = http.request("POST", "/v1/chat/completions", dump(body));
+    INFO(answer.body);
+    REQUIRE(answer.status == 200);
+    return parse_json(answer.body);
+  };
+  const auto text_of = [](const Json& answer) {
+    return answer.at("choices").at(0).at("message").at("content").get<std::string>();
+  };
+  std::string system = "You answer in few words.";
+  for (int i = 0; i < 12; ++i)
+    system += " Count only when you are asked to count, and say hello to those who say hello.";
+  Conversation c;
+  Json messages = {{{"role", "system"}, {"content", system}}, {{"role", "user"}, {"content", "Hello!"}}};
+  c.first = text_of(ask(messages));
+  messages.push_back({{"role", "assistant"}, {"content", c.first}});
+  messages.push_back({{"role", "user"}, {"content", "Count from 1 to 9."}});
+  const Json answer = ask(messages);
+  c.second = text_of(answer);
+  c.usage = answer.at("usage");
+  return c;
+}
+
 constexpr const char* kCount = "Count from 1 to 60.";
 
 }  // namespace
 
 TEST_CASE("the shipped checkpoint answers over the API, plain and streamed, served by two ranks") {
-  LocalCluster cluster(real_engine());
+  auto options = real_engine();
+  options.head["log.requests"] = "true";
+  LocalCluster cluster(options);
   cluster.up();
   CHECK(cluster.chat("Hello!") == "Hello! How can I help you today?");
   int pieces = 0;
@@ -53,6 +94,9 @@ TEST_CASE("the shipped checkpoint answers over the API, plain and streamed, serv
   CHECK(figures["requests"]["finished"] == 6);
   CHECK(figures["output_tokens"] == 6 * 8);
   CHECK(figures["first_token_ms"]["count"] == 6);
+  const std::string log = cluster.ctl({"logs", "api", "-n", "50"}).output;
+  CHECK(contains(log, "\"finish\":\"length\""));
+  CHECK(contains(log, "\"completion_tokens\":8,"));
 
   const Json status = cluster.status();
   CHECK(status["api"]["model"] == "glm53-tiny");
@@ -87,4 +131,31 @@ TEST_CASE("one rank alone serves too") {
   LocalCluster cluster(options);
   cluster.up();
   CHECK(cluster.chat("Hello!") == "Hello! How can I help you today?");
+}
+
+TEST_CASE("the second turn of a conversation starts in the prefix cache, with the text that it has without") {
+  LocalCluster warm(real_engine());
+  warm.up();
+  const Conversation with = converse(warm);
+  const auto cached = with.usage["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
+  const auto prompt = with.usage["prompt_tokens"].get<int64_t>();
+  CAPTURE(prompt);
+  CHECK(cached > 100);
+  CHECK(cached % 64 == 0);
+  const Conversation again = converse(warm);  // now the first turn is there too
+  CHECK(again.first == with.first);
+  CHECK(again.second == with.second);
+  HttpClient http(warm.api_url());
+  CHECK(contains(http.request("GET", "/metrics").body, "glm53_prefix_cache_hits_total"));
+  CHECK(warm.ctl({"stop"}).code == 0);
+
+  auto options = real_engine();
+  options.head["cache.enabled"] = "false";
+  LocalCluster cold(options);
+  cold.up();
+  const Conversation without = converse(cold);
+  CHECK(without.usage["prompt_tokens_details"]["cached_tokens"] == 0);
+  CHECK(without.usage["prompt_tokens"] == prompt);
+  CHECK(without.first == with.first);
+  CHECK(without.second == with.second);
 }
