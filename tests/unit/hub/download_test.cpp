@@ -200,8 +200,8 @@ TEST_CASE("download: lasting damage ends with both digests, exit 7, and nothing 
   f.hub.faults.flip = -1;
   f.request.include = {kBig};
   // The index is fetched first; it must not be what fails here.
-  f.hub.files(Fixture::kRepo).erase("model.safetensors.index.json");
-  f.hub.files(Fixture::kRepo).erase("config.json");
+  f.hub.remove(Fixture::kRepo, "model.safetensors.index.json");
+  f.hub.remove(Fixture::kRepo, "config.json");
   const Error e = error_of([&] { f.run(); });
   CHECK(e.code() == Code::corrupt);
   CHECK(ctl_exit(e.code()) == 7);
@@ -250,7 +250,7 @@ TEST_CASE("download: hostile names end the download before anything is written")
     CAPTURE(name);
     Fixture f;
     f.hub.add(Fixture::kRepo, "zzz", "evil", false);
-    f.hub.files(Fixture::kRepo)["zzz"].listed = name;
+    f.hub.list_as(Fixture::kRepo, "zzz", name);
     CHECK(error_of([&] { f.run(); }).code() == Code::corrupt);
     CHECK_FALSE(fs::exists(f.dir / "hub"));
   }
@@ -366,14 +366,14 @@ TEST_CASE("download: include, exclude, and what is always needed") {
   CHECK(fs::exists(g.snapshot() + "/README.md"));
   CHECK_FALSE(fs::exists(cat(g.snapshot(), "/", kBig)));
   g.request.include = {"nothing-like-this"};
-  g.hub.files(Fixture::kRepo).erase("config.json");
-  g.hub.files(Fixture::kRepo).erase("model.safetensors.index.json");
+  g.hub.remove(Fixture::kRepo, "config.json");
+  g.hub.remove(Fixture::kRepo, "model.safetensors.index.json");
   CHECK(error_of([&] { g.run(); }).code() == Code::usage);
 }
 
 TEST_CASE("download: a repository without all its shards is refused before the weights") {
   Fixture f;
-  f.hub.files(Fixture::kRepo).erase(kBig);
+  f.hub.remove(Fixture::kRepo, kBig);
   const Error e = error_of([&] { f.run(); });
   CHECK(e.code() == Code::weights);
   CHECK(has(e, "E617"));

@@ -72,7 +72,38 @@ const std::string& FakeHub::commit() {
 }
 
 void FakeHub::add(const std::string& repo, const std::string& path, const std::string& content, bool lfs) {
+  const std::lock_guard lock(world_);
   repos_[repo][path] = {content, lfs, hub::hash_of(content, lfs ? 64 : 40), ""};
+}
+
+void FakeHub::remove(const std::string& repo, const std::string& path) {
+  const std::lock_guard lock(world_);
+  repos_[repo].erase(path);
+}
+
+void FakeHub::list_as(const std::string& repo, const std::string& path, const std::string& name) {
+  const std::lock_guard lock(world_);
+  repos_[repo][path].listed = name;
+}
+
+void FakeHub::set_token(const std::string& token) {
+  const std::lock_guard lock(world_);
+  token_ = token;
+}
+
+void FakeHub::set_page(size_t entries) {
+  const std::lock_guard lock(world_);
+  page_ = entries;
+}
+
+std::optional<HubFile> FakeHub::by_etag(const std::string& etag) {
+  const std::lock_guard lock(world_);
+  for (const auto& [repo, files] : repos_) {
+    for (const auto& [path, file] : files) {
+      if (file.etag == etag) return file;
+    }
+  }
+  return std::nullopt;
 }
 
 bool FakeHub::use(std::atomic<int>& counter) {
@@ -131,13 +162,8 @@ void FakeHub::serve(int fd, bool cdn) {
         continue;
       }
       const std::string etag = request.target.substr(1, request.target.find('?') - 1);
-      const HubFile* found = nullptr;
-      for (const auto& [repo, files] : repos_) {
-        for (const auto& [path, file] : files) {
-          if (file.etag == etag) found = &file;
-        }
-      }
-      if (found != nullptr && request.target.ends_with("?sig=SECRETSIGNATURE")) {
+      const std::optional<HubFile> found = by_etag(etag);
+      if (found && request.target.ends_with("?sig=SECRETSIGNATURE")) {
         answer_content(fd, *found, request);
       } else {
         reply(fd, "404 Not Found", "", "", false);
@@ -151,7 +177,14 @@ void FakeHub::serve(int fd, bool cdn) {
 void FakeHub::answer(int fd, const Request& request) {
   const bool head = request.method == "HEAD";
   const auto auth = request.headers.find("authorization");
-  if (!token_.empty() && (auth == request.headers.end() || auth->second != "Bearer " + token_)) {
+  std::string token;
+  std::vector<std::string> repos;
+  {
+    const std::lock_guard lock(world_);
+    token = token_;
+    for (const auto& [repo, files] : repos_) repos.push_back(repo);
+  }
+  if (!token.empty() && (auth == request.headers.end() || auth->second != "Bearer " + token)) {
     return reply(fd, "401 Unauthorized", "X-Error-Code: RepoNotFound\r\n", "{\"error\":\"Repository not found\"}",
                  head);
   }
@@ -166,7 +199,7 @@ void FakeHub::answer(int fd, const Request& request) {
                  head);
   }
   const std::string path = decode(request.target.substr(0, request.target.find('?')));
-  for (const auto& [repo, files] : repos_) {
+  for (const std::string& repo : repos) {
     const std::string api = cat("/api/models/", repo, "/");
     if (path.starts_with(api)) {
       ++api_requests;
@@ -193,6 +226,7 @@ void FakeHub::answer_tree(int fd, const std::string& repo, const Request& reques
   page.push_back({{"type", "directory"}, {"path", "some-folder"}, {"oid", std::string(40, '0')}, {"size", 0}});
   size_t n = 0;
   std::string next;
+  std::unique_lock lock(world_);
   for (const auto& [path, file] : repos_[repo]) {
     if (n++ < from) continue;
     if (n > from + page_) {
@@ -212,17 +246,22 @@ void FakeHub::answer_tree(int fd, const std::string& repo, const Request& reques
     }
     page.push_back(std::move(entry));
   }
+  lock.unlock();
   reply(fd, "200 OK", next, dump(page), false);
 }
 
 void FakeHub::answer_resolve(int fd, const std::string& repo, const std::string& path, const Request& request) {
   const bool head = request.method == "HEAD";
   if (head) ++heads;
-  const auto& files = repos_[repo];
-  const auto found = files.find(path);
+  std::optional<HubFile> found;
+  {
+    const std::lock_guard lock(world_);
+    const auto& files = repos_[repo];
+    if (const auto at = files.find(path); at != files.end()) found = at->second;
+  }
   const std::string commit_line =
       cat("X-Repo-Commit: ", use(faults.wrong_commit) ? std::string(40, 'd') : commit(), "\r\n");
-  if (found == files.end() || (path.starts_with("model-00001") && use(faults.missing)))
+  if (!found || (path.starts_with("model-00001") && use(faults.missing)))
     return reply(fd, "404 Not Found", commit_line + "X-Error-Code: EntryNotFound\r\n", "", head);
   if (use(faults.loop)) return reply(fd, "302 Found", cat("Location: ", request.target, "\r\n"), "", head);
   if (use(faults.hop)) {
@@ -231,7 +270,7 @@ void FakeHub::answer_resolve(int fd, const std::string& repo, const std::string&
     const std::string other = host.starts_with("127.0.0.1") ? "localhost" : "127.0.0.1";
     return reply(fd, "302 Found", cat("Location: http://", other, ":", hub_port_, request.target, "\r\n"), "", head);
   }
-  const HubFile& file = found->second;
+  const HubFile& file = *found;
   const std::string etag = use(faults.wrong_etag) ? std::string(file.etag.size(), 'e') : file.etag;
   if (file.lfs) {
     return reply(fd, "302 Found",

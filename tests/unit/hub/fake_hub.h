@@ -8,6 +8,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -62,12 +63,15 @@ class FakeHub {
   /// "127.0.0.1:port" of the signed URLs.
   std::string cdn() const;
   void add(const std::string& repo, const std::string& path, const std::string& content, bool lfs);
-  /// Files of a repository, for checks and late changes.
-  std::map<std::string, HubFile>& files(const std::string& repo) { return repos_[repo]; }
+  void remove(const std::string& repo, const std::string& path);
+  /// The listing names it otherwise.
+  void list_as(const std::string& repo, const std::string& path, const std::string& name);
+  /// Files of a repository, for checks.
+  const std::map<std::string, HubFile>& files(const std::string& repo) { return repos_[repo]; }
   /// The one commit that every repository has.
   static const std::string& commit();
-  void set_token(std::string token) { token_ = std::move(token); }  ///< asked for by the Hub; "" = none
-  void set_page(size_t entries) { page_ = entries; }
+  void set_token(const std::string& token);  ///< asked for by the Hub; "" = none
+  void set_page(size_t entries);
 
   Faults faults;
   std::atomic<int64_t> body_bytes{0};  ///< of files, sent
@@ -93,8 +97,11 @@ class FakeHub {
   void send_body(int fd, const std::string& body);
   static bool use(std::atomic<int>& counter);
 
+  std::optional<HubFile> by_etag(const std::string& etag);
+
   UniqueFd hub_listener_, cdn_listener_;
   uint16_t hub_port_ = 0, cdn_port_ = 0;
+  std::mutex world_;  ///< of what a test may change while the server answers
   std::map<std::string, std::map<std::string, HubFile>> repos_;
   std::string token_;
   size_t page_ = 1000;
