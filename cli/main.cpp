@@ -115,7 +115,8 @@ void add_commands(CLI::App& app, Options& o, std::function<int()>& chosen) {
   smoke->add_option("--max-tokens", o.smoke.max_tokens, "Longest answer (default 200)");
   smoke->callback([&] { chosen = [&] { return run_smoke(o.global, o.smoke); }; });
 
-  CLI::App* doctor = app.add_subcommand("doctor", "Every check before a start, with verdict and remedy (exit 3: failed)");
+  CLI::App* doctor =
+      app.add_subcommand("doctor", "Every check before a start, with verdict and remedy (exit 3: failed)");
   doctor->add_flag("--deep", o.doctor.deep, "Also the probes that take long or load the devices");
   doctor->add_flag("--local", o.doctor.local, "Ask no agent: the checks of this node, as this user");
   doctor->callback([&] { chosen = [&] { return run_doctor(o.global, o.doctor); }; });

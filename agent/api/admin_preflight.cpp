@@ -33,7 +33,7 @@ bool wants_deep(const HttpRequest& request) {
 
 }  // namespace
 
-/// What a start would check now: the file as it is, with the settings of the wanted state.
+/// What a start would find now: the file as it is, with the settings of the wanted state.
 void AdminServer::get_preflight(const HttpRequest& request, const Reply& reply) {
   const bool deep = wants_deep(request);
   const Config file = Config::load(context_.file.path());
