@@ -2,7 +2,7 @@
 # Runs one stage of the CUDA tests on a machine with a GPU and nothing else of ours, from a bundle, and prints JSON.
 #   bench/device.sh STAGE BUNDLE [LOG_FOLDER]
 # STAGE golden: the vectors of the EXL3 format and of the whole model through every backend;
-#       unit: the operators' unit tests;  memcheck: golden_exl3 under compute-sanitizer.
+#       unit: the operators' unit tests (the CPU's, as yet);  memcheck, racecheck: golden_exl3 under compute-sanitizer.
 # BUNDLE holds bin/PROGRAM and lib/ (scripts/bundle.sh --tests). The programs' own text goes to LOG_FOLDER.
 set -uo pipefail
 stage=${1:-} bundle=${2:-} logs=${3:-.}
@@ -12,7 +12,8 @@ case $stage in
   golden) programs=(golden_exl3 golden_model) checker=() ;;
   unit) programs=(unit_kernels) checker=() ;;
   memcheck) programs=(golden_exl3) checker=(compute-sanitizer --error-exitcode 9) ;;
-  *) echo "device.sh: unknown stage '$stage': golden, unit or memcheck" >&2; exit 2 ;;
+  racecheck) programs=(golden_exl3) checker=(compute-sanitizer --tool racecheck --error-exitcode 9) ;;
+  *) echo "device.sh: unknown stage '$stage': golden, unit, memcheck or racecheck" >&2; exit 2 ;;
 esac
 mkdir -p "$logs"
 [ -d "$bundle/root" ] && export GLM53_TEST_ROOT=$bundle/root
@@ -20,7 +21,8 @@ mkdir -p "$logs"
 # The bundle's loader keeps the machine's C library out of it; the driver's own library comes from the machine.
 driver=$(dirname "$(ldconfig -p 2>/dev/null | sed -nE 's/.*libcuda\.so\.1 .*=> (.*)/\1/p' | head -n 1)")
 libraries=$bundle/lib:$driver:/usr/local/nvidia/lib64:${LD_LIBRARY_PATH:-}
-run() { "${checker[@]}" "$bundle/lib/ld-linux-x86-64.so.2" --library-path "$libraries" "$@"; }
+run() { "${checker[@]}" "$loader" --library-path "$libraries" "$@"; }
+loader=$(find "$bundle/lib" -name 'ld-linux-*' | head -n 1)
 
 card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
 printf '{"stage": "%s", "card": "%s", "date": "%s", "programs": [' "$stage" "${card:-none}" "$(date -u +%F)"
