@@ -20,7 +20,7 @@ constexpr std::array kKeys{
     ConfigKey{"paths.run", text, kNode, "/run/glm53", "", "Folder of sockets; emptied of stale ones at start."},
     ConfigKey{"paths.logs", text, kNode, "/var/log/glm53", "",
               "Folder of process logs, one file a process and generation."},
-    ConfigKey{"paths.proc", text, kNode, "/proc", "",
+    ConfigKey{"paths.proc", text, kCluster, "/proc", "",
               "Where the kernel tells of memory (meminfo, pressure/memory); another folder in tests."},
     ConfigKey{"admin.socket", text, kNode, "", "", "Unix socket of the admin API; empty: agent.sock in paths.run."},
     ConfigKey{
@@ -30,7 +30,7 @@ constexpr std::array kKeys{
               "File with the bearer token of the admin API over TCP; must be readable by its owner only. Needed with "
               "admin.listen."},
     ConfigKey{"log.level", text, kNode, "info", "", "Least severity that is logged.", 0, 0, "debug|info|warn|error"},
-    ConfigKey{"log.requests", boolean, kNode, "false", "",
+    ConfigKey{"log.requests", boolean, kCluster, "false", "",
               "Whether the API process logs a line for each finished request: id, tokens, times; no text of it."},
     ConfigKey{"log.keep_generations", integer, kNode, "5", "generations",
               "How many generations of process logs are kept.", 1, 1000},
