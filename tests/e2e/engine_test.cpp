@@ -68,7 +68,9 @@ constexpr const char* kCount = "Count from 1 to 60.";
 }  // namespace
 
 TEST_CASE("the shipped checkpoint answers over the API, plain and streamed, served by two ranks") {
-  LocalCluster cluster(real_engine());
+  auto options = real_engine();
+  options.head["log.requests"] = "true";
+  LocalCluster cluster(options);
   cluster.up();
   CHECK(cluster.chat("Hello!") == "Hello! How can I help you today?");
   int pieces = 0;
@@ -92,6 +94,9 @@ TEST_CASE("the shipped checkpoint answers over the API, plain and streamed, serv
   CHECK(figures["requests"]["finished"] == 6);
   CHECK(figures["output_tokens"] == 6 * 8);
   CHECK(figures["first_token_ms"]["count"] == 6);
+  const std::string log = cluster.ctl({"logs", "api", "-n", "50"}).output;
+  CHECK(contains(log, "\"finish\":\"length\""));
+  CHECK(contains(log, "\"completion_tokens\":8,"));
 
   const Json status = cluster.status();
   CHECK(status["api"]["model"] == "glm53-tiny");
