@@ -38,6 +38,7 @@ if [ "$tests" = 1 ]; then
   done
   cp -r tests/golden/data "$dir/root/tests/golden/"
   cp -r models/glm53-tiny "$dir/root/models/"
+  cp -r "$build/golden" "$dir/root/"
   note "$(du -sh "$dir" | cut -f1) in $dir; there: bench/device.sh golden DIR"
   exit 0
 fi

@@ -16,20 +16,16 @@ namespace glm53::golden {
 namespace {
 
 constexpr float kTolerance = 1e-4f;
-const std::string kDir = "tests/golden/data/tiny-random";
 
 /// One prompt of one sequence in the chunk regime, and everything a layer needs to run on it.
 class Bench {
  public:
   Bench(Ops& ops, int rows)
-      : ops_(ops),
-        rows_(rows),
-        config_(load_model_config(source_path(kDir))),
-        shard_(plan_shard(config_, 0, 1, false)) {
+      : ops_(ops), rows_(rows), config_(load_model_config(tiny_random())), shard_(plan_shard(config_, 0, 1, false)) {
     ModelLimits limits;
     limits.max_rows = rows;
     limits.max_context = 320;
-    source_ = open_checkpoint(source_path(kDir), FormatPolicy::as_stored(), {0, 1}, ops);
+    source_ = open_checkpoint(tiny_random(), FormatPolicy::as_stored(), {0, 1}, ops);
     space_ = plan_workspace(config_, shard_, limits, ops);
     probe_space_ = plan_probe_space(config_, limits, ops);
     CacheGeometry g;
@@ -115,7 +111,7 @@ float history_difference(const Values& conv, const Values& expected) {
 }
 
 TEST_CASE("tiny-random: KDA layers 0 and 4") {
-  const Reference golden(kDir + "/golden_modules.safetensors");
+  const Reference golden(tiny_random("golden_modules.safetensors"));
   for_each_backend([&](Ops& ops) {
     for (const int layer : {0, 4}) {
       CAPTURE(layer);
@@ -155,7 +151,7 @@ TEST_CASE("tiny-random: KDA layers 0 and 4") {
 }
 
 TEST_CASE("tiny-random: MLA layer 3 and its indexer") {
-  const Reference golden(kDir + "/golden_modules.safetensors");
+  const Reference golden(tiny_random("golden_modules.safetensors"));
   for_each_backend([&](Ops& ops) {
     Bench bench(ops, 300);
     const MlaLayer module(bench.reader("layers.3.self_attn."), bench.config(), bench.shard(), 3, 0, false);
@@ -206,7 +202,7 @@ TEST_CASE("tiny-random: MLA layer 3 and its indexer") {
 }
 
 TEST_CASE("tiny-random: dense MLP, router and experts") {
-  const Reference golden(kDir + "/golden_modules.safetensors");
+  const Reference golden(tiny_random("golden_modules.safetensors"));
   for_each_backend([&](Ops& ops) {
     Bench bench(ops, 65);
     const SwigluMlp dense(bench.reader("layers.0.mlp."), WeightGroup::dense_mlp, bench.config().swiglu_limit);
@@ -242,7 +238,7 @@ TEST_CASE("tiny-random: dense MLP, router and experts") {
 }
 
 TEST_CASE("tiny-random: mHC sites") {
-  const Reference golden(kDir + "/golden_modules.safetensors");
+  const Reference golden(tiny_random("golden_modules.safetensors"));
   for_each_backend([&](Ops& ops) {
     Bench bench(ops, 65);
     for (const auto& [name, under, site] :
@@ -274,7 +270,7 @@ TEST_CASE("tiny-random: mHC sites") {
 }
 
 TEST_CASE("tiny-random: the whole of layer 1") {
-  const Reference golden(kDir + "/golden_modules.safetensors");
+  const Reference golden(tiny_random("golden_modules.safetensors"));
   for_each_backend([&](Ops& ops) {
     constexpr int kRows = 65;
     Bench bench(ops, kRows);

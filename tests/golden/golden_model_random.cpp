@@ -14,7 +14,6 @@ namespace {
 
 // Two right fp32 programs differ by 0.6e-5 to 2.5e-5 here (README of the data); its own limit is 1e-3.
 constexpr float kTolerance = 1e-4f;
-const std::string kDir = "tests/golden/data/tiny-random";
 
 ModelLimits limits() {
   ModelLimits l;
@@ -27,11 +26,11 @@ ModelLimits limits() {
 Runner runner(Ops& ops, Communicator& comm, int sequences = 1, KvFormat kv = KvFormat::f32) {
   ModelLimits l = limits();
   l.kv = kv;
-  return Runner(source_path(kDir), l, sequences, ops, comm);
+  return Runner(tiny_random(), l, sequences, ops, comm);
 }
 
 TEST_CASE("tiny-random: logits of all prompts") {
-  const Reference golden(kDir + "/golden_logits.safetensors");
+  const Reference golden(tiny_random("golden_logits.safetensors"));
   for_each_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
     Runner run = runner(ops, *comm, 6);
@@ -48,7 +47,7 @@ TEST_CASE("tiny-random: logits of all prompts") {
 }
 
 TEST_CASE("tiny-random: streams after every layer, mean and final norm") {
-  const Reference golden(kDir + "/golden_hidden.safetensors");
+  const Reference golden(tiny_random("golden_hidden.safetensors"));
   for_each_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
     Runner run = runner(ops, *comm, 2);
@@ -85,7 +84,7 @@ std::set<int> pools_of(std::span<const float> tokens, int kpool, int64_t t) {
 }
 
 TEST_CASE("tiny-random: pools and experts that the whole model chooses") {
-  const Reference golden(kDir + "/golden_modules.safetensors");
+  const Reference golden(tiny_random("golden_modules.safetensors"));
   for_each_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
     Runner run = runner(ops, *comm, 2);
@@ -116,7 +115,7 @@ TEST_CASE("tiny-random: pools and experts that the whole model chooses") {
 }
 
 TEST_CASE("tiny-random: decoding in the window regime, with recurrent and convolution state") {
-  const Reference golden(kDir + "/golden_decode.safetensors");
+  const Reference golden(tiny_random("golden_decode.safetensors"));
   for_each_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
     Runner run = runner(ops, *comm);
@@ -141,7 +140,7 @@ TEST_CASE("tiny-random: decoding in the window regime, with recurrent and convol
 }
 
 TEST_CASE("tiny-random: a prompt in pieces") {
-  const Reference golden(kDir + "/golden_logits.safetensors");
+  const Reference golden(tiny_random("golden_logits.safetensors"));
   const std::vector<int32_t> ids = golden.ids("ids.300");
   for_each_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
@@ -169,7 +168,7 @@ TEST_CASE("tiny-random: a prompt in pieces") {
 }
 
 TEST_CASE("tiny-random: rows do not depend on their neighbours or on padding") {
-  const Reference golden(kDir + "/golden_logits.safetensors");
+  const Reference golden(tiny_random("golden_logits.safetensors"));
   const std::vector<int32_t> a = golden.ids("ids.65"), b = golden.ids("ids.17"), more{5, 900, 17, 333};
   for_each_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
@@ -192,7 +191,7 @@ TEST_CASE("tiny-random: rows do not depend on their neighbours or on padding") {
 }
 
 TEST_CASE("tiny-random: cache formats stay near") {
-  const Reference golden(kDir + "/golden_logits.safetensors");
+  const Reference golden(tiny_random("golden_logits.safetensors"));
   const std::vector<int32_t> ids = golden.ids("ids.65");
   const Values expected = golden.values("fp32.logits.65");
   for_each_backend([&](Ops& ops) {

@@ -17,6 +17,13 @@ std::string source_path(const std::string& relative) {
   return cat(elsewhere != nullptr ? elsewhere : GLM53_SOURCE_DIR, "/", relative);
 }
 
+std::string tiny_random(const std::string& name) {
+  const char* elsewhere = std::getenv("GLM53_TEST_ROOT");
+  const std::string dir =
+      elsewhere != nullptr ? cat(elsewhere, "/golden/tiny-random") : GLM53_BINARY_DIR "/golden/tiny-random";
+  return name.empty() ? dir : cat(dir, "/", name);
+}
+
 Values Values::part(int64_t begin, int64_t end) const {
   Values out;
   out.shape = shape;
@@ -54,8 +61,7 @@ Values to_values(const Tensor& t) {
 
 }  // namespace
 
-Reference::Reference(const std::string& relative_path)
-    : file_(relative_path.starts_with('/') ? relative_path : source_path(relative_path)) {}
+Reference::Reference(const std::string& path) : file_(path.starts_with('/') ? path : source_path(path)) {}
 Values Reference::values(const std::string& name) const {
   return to_values(file_.view(name));
 }

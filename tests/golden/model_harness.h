@@ -17,6 +17,8 @@ namespace glm53::golden {
 
 /// Folder of this repository.
 std::string source_path(const std::string& relative);
+/// A file of tiny-random, which the build unpacks from tests/golden/data/tiny-random.tar.xz; without a name its folder.
+std::string tiny_random(const std::string& name = {});
 
 /// A tensor brought to the host as f32 (integers are exact below 2^24).
 struct Values {
@@ -34,7 +36,7 @@ struct Values {
 /// Tensors of one reference file.
 class Reference {
  public:
-  explicit Reference(const std::string& relative_path);
+  explicit Reference(const std::string& path);
   Values values(const std::string& name) const;
   std::vector<int32_t> ids(const std::string& name) const;
 

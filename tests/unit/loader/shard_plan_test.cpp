@@ -12,11 +12,11 @@ using testing::caught;
 using testing::Caught;
 
 ModelConfig config_of(const std::string& path) {
-  return parse_model_config(read_file(std::string(GLM53_SOURCE_DIR) + "/" + path), path);
+  return parse_model_config(read_file(path), path);
 }
 
 TEST_CASE("the real model divides among 1, 2, 4, 8 and 16 ranks and no other number up to 16") {
-  const ModelConfig c = config_of("tests/unit/loader/real_config.json");
+  const ModelConfig c = config_of(GLM53_SOURCE_DIR "/tests/unit/loader/real_config.json");
   for (int size = 1; size <= 16; ++size) {
     CAPTURE(size);
     const bool allowed = 16 % size == 0;
@@ -45,9 +45,9 @@ TEST_CASE("the real model divides among 1, 2, 4, 8 and 16 ranks and no other num
 }
 
 TEST_CASE("the small models divide between two ranks, not four") {
-  for (const char* path : {"models/glm53-tiny/config.json", "tests/golden/data/tiny-random/config.json"}) {
-    const ModelConfig c = config_of(path);
-    const bool exl3 = std::string(path).starts_with("models");
+  for (const bool exl3 : {true, false}) {
+    const ModelConfig c = config_of(exl3 ? GLM53_SOURCE_DIR "/models/glm53-tiny/config.json"
+                                         : GLM53_BINARY_DIR "/golden/tiny-random/config.json");
     CHECK(plan_shard(c, 1, 2, exl3).kda_heads == 1);
     const Caught four = caught([&] { (void)plan_shard(c, 0, 4, exl3); });
     CHECK(four.code == Code::config);
@@ -57,7 +57,7 @@ TEST_CASE("the small models divide between two ranks, not four") {
 }
 
 TEST_CASE("ranks that do not exist") {
-  const ModelConfig c = config_of("models/glm53-tiny/config.json");
+  const ModelConfig c = config_of(GLM53_SOURCE_DIR "/models/glm53-tiny/config.json");
   for (const auto& [rank, size] : {std::pair{0, 0}, {-1, 1}, {2, 2}})
     CHECK(caught([&, r = rank, s = size] { (void)plan_shard(c, r, s, true); }).says("does not exist"));
 }
