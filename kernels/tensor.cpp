@@ -1,9 +1,9 @@
 #include "kernels/tensor.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <new>
 
 #include "common/error.h"
@@ -33,19 +33,24 @@ size_t bytes_of(Dtype dtype, std::span<const int64_t> shape) {
   return static_cast<size_t>(n);
 }
 
+struct AlignedDelete {
+  void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{kAlign}); }
+};
+
 struct HostMemory final : Buffer::Impl {
   explicit HostMemory(size_t size) {
     if (size == 0) return;
     if (size > std::numeric_limits<size_t>::max() - kAlign) throw Error(Code::memory, "cannot allocate host memory");
     const size_t rounded = (size + kAlign - 1) / kAlign * kAlign;
-    data = static_cast<std::byte*>(std::aligned_alloc(kAlign, rounded));
-    if (data == nullptr) throw Error(Code::memory, "cannot allocate " + std::to_string(size) + " bytes of host memory");
+    memory_.reset(static_cast<std::byte*>(::operator new(rounded, std::align_val_t{kAlign}, std::nothrow)));
+    if (!memory_) throw Error(Code::memory, "cannot allocate " + std::to_string(size) + " bytes of host memory");
+    data = memory_.get();
     std::memset(data, 0, rounded);
     bytes = size;
   }
-  ~HostMemory() override { std::free(data); }
-  HostMemory(const HostMemory&) = delete;
-  HostMemory& operator=(const HostMemory&) = delete;
+
+ private:
+  std::unique_ptr<std::byte, AlignedDelete> memory_;
 };
 
 }  // namespace
