@@ -15,16 +15,6 @@ namespace {
 
 constexpr double kMeanDivergence = 1e-3;  // of the README of glm53-tiny, bf16
 constexpr float kTie = 0.25F;             // bf16 moves logits (standard deviation 3 to 4) by some hundredths
-const std::string kModel = "models/glm53-tiny";
-
-ModelLimits limits() {
-  ModelLimits l;
-  l.max_rows = 448;
-  l.max_context = 512;
-  l.max_logit_rows = 448;
-  return l;
-}
-
 void for_each_bf16_backend(const std::function<void(Ops&)>& body) {
   int ran = 0;
   for (const auto& ops : test_backends()) {
@@ -57,7 +47,7 @@ TEST_CASE("bf16: divergence from the fp32 logits of glm53-tiny") {
   const Reference golden("tests/golden/data/exl3-tiny/golden.safetensors");
   for_each_bf16_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
-    Runner run(source_path(kModel), limits(), 4, ops, *comm);
+    Runner run(source_path(kTrained), trained_limits(), 4, ops, *comm);
     int sequence = 0;
     for (const std::string name : {"story", "count", "tool", "long"}) {
       CAPTURE(name);
@@ -76,7 +66,7 @@ TEST_CASE("bf16: greedy samples of glm53-tiny") {
   const nlohmann::json samples = nlohmann::json::parse(in);
   for_each_bf16_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
-    Runner run(source_path(kModel), limits(), static_cast<int>(samples.size()), ops, *comm);
+    Runner run(source_path(kTrained), trained_limits(), static_cast<int>(samples.size()), ops, *comm);
     int sequence = 0, differ = 0, tokens = 0;
     for (const auto& sample : samples) {
       const auto output = sample.at("output_ids").get<std::vector<int32_t>>();
@@ -109,8 +99,8 @@ TEST_CASE("window rows do not see each other") {
     const std::vector<int32_t> ids = golden.ids("long.ids");
     for (const int rows : {2, 3, 8, 16}) {
       CAPTURE(rows);
-      Runner together(source_path(kModel), limits(), 3, *ops, *comm),
-          alone(source_path(kModel), limits(), 3, *ops, *comm);
+      Runner together(source_path(kTrained), trained_limits(), 3, *ops, *comm),
+          alone(source_path(kTrained), trained_limits(), 3, *ops, *comm);
       const std::vector<int32_t> window(ids.begin() + 40, ids.begin() + 40 + rows);
       for (int s = 0; s < 3; ++s) {
         const auto prompt = std::span(ids).first(static_cast<size_t>(33 + s));

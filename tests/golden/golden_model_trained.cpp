@@ -17,16 +17,6 @@ namespace glm53::golden {
 namespace {
 
 constexpr float kTolerance = 1e-3f;  // of the README, logits with a standard deviation of 3 to 4
-const std::string kModel = "models/glm53-tiny";
-
-ModelLimits limits() {
-  ModelLimits l;
-  l.max_rows = 448;
-  l.max_context = 512;
-  l.max_logit_rows = 448;
-  return l;
-}
-
 void check_logits(Runner& run, const Reference& golden, int sequence, const std::string& name,
                   const std::string& tensor) {
   CAPTURE(name);
@@ -42,7 +32,7 @@ TEST_CASE("glm53-tiny: logits with EXL3 experts") {
   const Reference golden("tests/golden/data/exl3-tiny/golden.safetensors");
   for_each_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
-    Runner run(source_path(kModel), limits(), 4, ops, *comm);
+    Runner run(source_path(kTrained), trained_limits(), 4, ops, *comm);
     int sequence = 0;
     for (const char* name : {"story", "count", "tool", "long"})
       check_logits(run, golden, sequence++, name, "fp32.logits");
@@ -77,7 +67,7 @@ TEST_CASE("glm53-tiny: twelve greedy samples, token for token") {
   REQUIRE(all.size() == 12);
   for_each_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
-    Runner run(source_path(kModel), limits(), 12, ops, *comm);
+    Runner run(source_path(kTrained), trained_limits(), 12, ops, *comm);
     int sequence = 0, ties = 0, tokens = 0;
     for (const Sample& sample : all) {
       CAPTURE(sample.name);
@@ -105,7 +95,7 @@ TEST_CASE("glm53-tiny: two ranks say what one says") {
   for (const auto& ops : test_backends()) {
     if (ops->backend() != "cpu") continue;  // the test's communicator works on host memory
     const auto comm = make_single_communicator();
-    Runner alone(source_path(kModel), limits(), 3, *ops, *comm);
+    Runner alone(source_path(kTrained), trained_limits(), 3, *ops, *comm);
     std::vector<Values> expected_rows(3);
     std::vector<std::vector<int32_t>> expected;
     constexpr int kTokens = 24;
@@ -117,7 +107,7 @@ TEST_CASE("glm53-tiny: two ranks say what one says") {
     std::vector<Values> rows(3);
     run_ranks(2, [&](ThreadGroup::Member& member) {
       const auto own = make_cpu_ops(1);
-      Runner run(source_path(kModel), limits(), 3, *own, member);
+      Runner run(source_path(kTrained), trained_limits(), 3, *own, member);
       member.reduced = 0;
       for (int s = 0; s < 3; ++s) {
         // Rank 1 has no logits: both follow the tokens of one rank, and rank 0's choices are compared.
@@ -157,7 +147,7 @@ TEST_CASE("glm53-tiny before quantisation (GLM53_GOLDEN_DIR)") {
   const Reference golden("tests/golden/data/glm53-tiny/golden.safetensors");
   for_each_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
-    Runner run(folder, limits(), 4, ops, *comm);
+    Runner run(folder, trained_limits(), 4, ops, *comm);
     run.watch();
     int sequence = 0;
     for (const std::string name : {"story", "count", "tool", "long"}) {
@@ -166,7 +156,7 @@ TEST_CASE("glm53-tiny before quantisation (GLM53_GOLDEN_DIR)") {
       CHECK(largest_difference(hidden.part(hidden.rows() - 8, hidden.rows()), golden.values(name + ".hidden")) <
             kTolerance);
     }
-    Runner greedy(folder, limits(), 12, ops, *comm);
+    Runner greedy(folder, trained_limits(), 12, ops, *comm);
     sequence = 0;
     for (const Sample& sample : samples()) {
       CAPTURE(sample.name);

@@ -24,6 +24,14 @@ std::string tiny_random(const std::string& name) {
   return name.empty() ? dir : cat(dir, "/", name);
 }
 
+ModelLimits trained_limits() {
+  ModelLimits l;
+  l.max_rows = 448;
+  l.max_context = 512;
+  l.max_logit_rows = 448;
+  return l;
+}
+
 Values Values::part(int64_t begin, int64_t end) const {
   Values out;
   out.shape = shape;

@@ -20,6 +20,10 @@ std::string source_path(const std::string& relative);
 /// A file of tiny-random, which the build unpacks from tests/golden/data/tiny-random.tar.xz; without a name its folder.
 std::string tiny_random(const std::string& name = {});
 
+/// The trained model of this repository, and limits in which its longest vectors and samples fit.
+inline const std::string kTrained = "models/glm53-tiny";
+ModelLimits trained_limits();
+
 /// A tensor brought to the host as f32 (integers are exact below 2^24).
 struct Values {
   std::vector<int64_t> shape;

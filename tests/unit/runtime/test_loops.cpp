@@ -1,8 +1,6 @@
 // The loops of rank 0 and of a follower, with a hash for a model, a test for an API process, and threads for ranks.
 #include <future>
 #include <random>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
@@ -15,6 +13,7 @@
 #include "engine/runtime/admin_server.h"
 #include "engine/runtime/step_loop.h"
 #include "hash_executor.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 using namespace glm53::test;
@@ -22,19 +21,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 namespace {
-
-struct Folder {
-  Folder() {
-    char name[] = "/tmp/glm53-runtime-XXXXXX";
-    REQUIRE(::mkdtemp(name) != nullptr);
-    path = name;
-  }
-  ~Folder() {
-    for (const char* f : {"/api.sock", "/admin.sock"}) ::unlink((path + f).c_str());
-    ::rmdir(path.c_str());
-  }
-  std::string path;
-};
 
 std::chrono::steady_clock::time_point soon() {
   return std::chrono::steady_clock::now() + seconds(20);
@@ -95,12 +81,12 @@ struct Rank0 {
         scheduler(small_limits(), table, 3),
         executor(small_limits()),
         comm(make_single_communicator()) {
-    listener = listen_unix(folder.path + "/api.sock");
+    listener = listen_unix(folder / "api.sock");
     hello.generation = 3;
     hello.model_digest = "digest";
     controls.open_gate(true);
     result = std::async(std::launch::async, [this] {
-      StepLoop loop({*group, executor, *comm, notifier, controls}, scheduler, folder.path + "/api.sock", hello);
+      StepLoop loop({*group, executor, *comm, notifier, controls}, scheduler, folder / "api.sock", hello);
       loop.run(warm_up(), [this] { was_ready = true; });
     });
   }
@@ -121,7 +107,7 @@ struct Rank0 {
     result.get();
   }
 
-  Folder folder;
+  TempDir folder;
   UniqueFd listener;
   std::unique_ptr<RankGroup> group;
   SamplingTable table;
@@ -427,8 +413,8 @@ TEST_CASE("mutated control frames are refused or decoded, never worse") {
 }
 
 TEST_CASE("the admin socket answers a line for a line, whatever comes") {
-  const Folder folder;
-  const std::string path = folder.path + "/admin.sock";
+  const TempDir folder;
+  const std::string path = folder / "admin.sock";
   const AdminServer server(path, [](const std::string& command) -> nlohmann::ordered_json {
     if (command == "fail") throw Error(Code::usage, "no such thing");
     return {{"command", command}};

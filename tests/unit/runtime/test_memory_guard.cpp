@@ -1,7 +1,6 @@
 // The memory guard: thresholds, the decision over time, the files it reads, its thread.
 #include <condition_variable>
 #include <mutex>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -11,6 +10,7 @@
 #include "common/strings.h"
 #include "engine/runtime/memory_guard.h"
 #include "engine/runtime/rank_group.h"
+#include "tests/temp_dir.h"
 
 using namespace glm53;
 using std::chrono::milliseconds;
@@ -21,16 +21,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20, kGiB = kMiB << 10;
 
 /// A redirected /proc.
 struct Proc {
-  Proc() {
-    char name[] = "/tmp/glm53-proc-XXXXXX";
-    REQUIRE(::mkdtemp(name) != nullptr);
-    path = name;
-    make_dirs(path + "/pressure");
-  }
-  ~Proc() {
-    for (const char* f : {"/pressure/memory", "/meminfo"}) ::unlink((path + f).c_str());
-    for (const char* f : {"/pressure", ""}) ::rmdir((path + f).c_str());
-  }
+  Proc() { make_dirs(path + "/pressure"); }
   void available(uint64_t bytes) const {
     write_file(path + "/meminfo", cat("MemTotal:       127000000 kB\nMemFree:  1 kB\nMemAvailable:   ", bytes / 1024,
                                       " kB\nBuffers: 5 kB\n"));
@@ -39,7 +30,8 @@ struct Proc {
     write_file(path + "/pressure/memory",
                cat("some avg10=99.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=", full, " avg60=0.00 total=2\n"));
   }
-  std::string path;
+  test::TempDir folder;
+  const std::string& path = folder.path();
 };
 
 MemoryReading reading(uint64_t mib, std::optional<double> stalled = std::nullopt) {
