@@ -208,10 +208,11 @@ void Cache::link(const std::string& repo, const std::string& commit, const std::
                  const std::string& etag) const {
   if (unsafe_path(path) || !is_etag(etag)) throw Error(Code::internal, "hub: unchecked name");
   const std::string at = cat(snapshot_dir(repo, commit), "/", path);
-  std::string target = "../../blobs/" + etag;
+  std::string target;
   for (const char c : path) {
-    if (c == '/') target = "../" + target;
+    if (c == '/') target += "../";
   }
+  target += "../../blobs/" + etag;
   std::error_code ec;
   if (fs::read_symlink(at, ec) == target && !ec) return;
   const std::string folder = fs::path(at).parent_path().string();
