@@ -109,6 +109,9 @@ ssize_t FileOps::write(int fd, const void* data, size_t n) {
 ssize_t FileOps::pwrite(int fd, const void* data, size_t n, int64_t offset) {
   return ::pwrite(fd, data, n, offset);
 }
+ssize_t FileOps::pread(int fd, void* data, size_t n, int64_t offset) {
+  return ::pread(fd, data, n, offset);
+}
 int FileOps::fsync(int fd) {
   return ::fsync(fd);
 }
@@ -123,6 +126,9 @@ int FileOps::reserve(int fd, int64_t size) {
 }
 int FileOps::rename(const char* from, const char* to) {
   return ::rename(from, to);
+}
+int FileOps::unlink(const char* path) {
+  return ::unlink(path);
 }
 FileOps& FileOps::real() {
   static FileOps ops;

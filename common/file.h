@@ -38,12 +38,14 @@ class FileOps {
   virtual int open(const char* path, int flags, int mode);
   virtual ssize_t write(int fd, const void* data, size_t n);
   virtual ssize_t pwrite(int fd, const void* data, size_t n, int64_t offset);
+  virtual ssize_t pread(int fd, void* data, size_t n, int64_t offset);
   virtual int fsync(int fd);
   virtual int fdatasync(int fd);
   /// Reserves the blocks of the first `size` bytes and makes the file that long; only its length where the file system
   /// reserves nothing.
   virtual int reserve(int fd, int64_t size);
   virtual int rename(const char* from, const char* to);
+  virtual int unlink(const char* path);
   static FileOps& real();
 };
 
