@@ -157,8 +157,9 @@ constexpr std::array kKeys{
               "Whether the beginning of a prompt that was read before is reused (prefix cache)."},
     ConfigKey{
         "cache.snapshots", integer, kCluster, "0", "snapshots",
-        "States that the prefix cache keeps; 0: 15% of the KV cache's size, 8 to 64 of them, within what is free.", 0,
-        100000},
+        "States that the prefix cache keeps; 0: 15% of the KV cache's size, at least 8 and two a sequence, at most 64, "
+        "within what is free.",
+        0, 100000},
     ConfigKey{"cache.interval", integer, kCluster, "8192", "tokens",
               "A long prompt's state is kept every so many tokens, besides where conversations branch; 0: only there.",
               0, 1048576},

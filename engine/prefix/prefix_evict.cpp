@@ -130,12 +130,15 @@ Freed Index::evict_blocks(size_t want) {
   return freed;
 }
 
-int32_t Index::shallower(const Node& node, int offset) {
-  int32_t best = 0;
-  for (const Snapshot& s : node.snaps)
-    if (s.offset < offset) best = node.begin() + s.offset;
-  for (const Node* n = node.parent; best == 0 && n->parent != nullptr; n = n->parent)
-    if (!n->snaps.empty()) best = n->begin() + n->snaps.back().offset;
+int32_t Index::shallower(const Node& node, int offset, bool passed_too) {
+  const auto last = [passed_too](const Node& n, int below) {
+    int32_t best = 0;
+    for (const Snapshot& s : n.snaps)
+      if (s.offset < below && (passed_too || !s.passed)) best = n.begin() + s.offset;
+    return best;
+  };
+  int32_t best = last(node, offset);
+  for (const Node* n = node.parent; best == 0 && n->parent != nullptr; n = n->parent) best = last(*n, kBlockTokens + 1);
   return best;
 }
 
@@ -146,8 +149,8 @@ std::pair<SnapId, double> Index::victim(Time now) const {
   for (const auto& [id, node] : snaps_) {
     const auto at = std::find_if(node->snaps.begin(), node->snaps.end(), [&](const Snapshot& s) { return s.id == id; });
     if (at->pins != 0) continue;
-    const int32_t saved = node->begin() + at->offset - shallower(*node, at->offset);
-    const double v = value(at->cls, at->uses, now - at->last_use, saved, options_.half_life);
+    const int32_t saved = node->begin() + at->offset - shallower(*node, at->offset, at->passed);
+    const double v = value(at->cls, at->uses, now - at->last_use, saved, options_.half_life, at->passed);
     if (worst == SnapId::none || v < lowest || (v == lowest && at->last_use < oldest)) {
       worst = id;
       lowest = v;

@@ -239,10 +239,14 @@ Hit Index::lookup(std::string_view salt, const Prefix& prefix, Time now, int32_t
   snapshot.uses = uses_at(snapshot, now) + 1;
   snapshot.last_use = now;
   snapshot.hit = true;
+  snapshot.passed = false;
   ++snapshot.pins;
   hit.restore = snapshot.id;
   lease.position = found.position;
   lease.restored = &node;
+  lease.hit_node = node.id;
+  lease.hit_snap = snapshot.id;
+  hit.base = snapshot.cls == SnapClass::turn ? shallower(node, snapshot.offset, false) : found.position;
   ref(node);
   Node* last = &node;
   if (snapshot.offset < kBlockTokens) {
@@ -259,6 +263,15 @@ Hit Index::lookup(std::string_view salt, const Prefix& prefix, Time now, int32_t
   std::reverse(lease.held.begin(), lease.held.end());
   for (const Node* n : lease.held) hit.shared.push_back(n->block);
   return hit;
+}
+
+void Index::pass(LeaseId id, bool passed) {
+  const Lease& lease = lease_of(id);
+  const auto node = nodes_.find(lease.hit_node);
+  if (node == nodes_.end()) return;
+  Snapshot* snapshot = node->second.snapshot_at(lease.position - node->second.begin());
+  if (snapshot != nullptr && snapshot->id == lease.hit_snap && snapshot->cls == SnapClass::turn)
+    snapshot->passed = passed;
 }
 
 // ---- insertion ----
@@ -420,6 +433,7 @@ void Index::attach(Node& node, const Snapshot& snapshot, Freed& freed) {
     known->uses = std::max(uses_at(*known, last_use), uses_at(snapshot, last_use));
     known->last_use = last_use;
     known->hit = known->hit || snapshot.hit;
+    known->passed = known->passed && snapshot.passed;
     freed.snaps.push_back(snapshot.id);
     ++counters_.snaps_surplus;
     return;

@@ -41,6 +41,7 @@ struct Hit {
   BlockId copy = BlockId::null;   ///< not null when position is inside a block: to be copied to an own block, which
                                   ///< follows the shared ones; rows from position on are somebody else's
   SnapId restore = SnapId::none;  ///< state after `position` tokens
+  int32_t base = 0;               ///< next shallower snapshot that is left when the one hit counts as passed
 };
 
 /// A snapshot that the caller hands over.
@@ -88,6 +89,10 @@ class Index {
   /// The step that restored the snapshot and copied the block has finished (or will never run). Gives back what a
   /// release before it had to keep. For a lease without a hit it is not needed, and does nothing.
   Freed settle(LeaseId lease);
+  /// The conversation goes on behind the snapshot that the lease hit, and gets a later one: if it is a turn, it is
+  /// worth no more than an interval's, and nothing to what lies behind it, until somebody hits it again. Or, with
+  /// `passed` false, it does not after all.
+  void pass(LeaseId lease, bool passed = true);
   /// Registers finished positions. Whoever comes first keeps its block: for tokens that are known already the
   /// sequence's own block stays the sequence's. A block inside which the prefix ends is registered only for a snapshot
   /// in it. Gives back snapshots nobody needs and blocks that were replaced by fuller ones.
@@ -120,11 +125,13 @@ class Index {
  private:
   struct Lease {
     Root* root = nullptr;
-    std::vector<Node*> held;     // each has one ref
-    Node* tail = nullptr;        // of these, the one that the sequence may still extend
-    Node* copied = nullptr;      // has one ref until settled
-    Node* restored = nullptr;    // as above, and its snapshot at `position` a pin
-    int32_t position = 0;        // of the hit
+    std::vector<Node*> held;   // each has one ref
+    Node* tail = nullptr;      // of these, the one that the sequence may still extend
+    Node* copied = nullptr;    // has one ref until settled
+    Node* restored = nullptr;  // as above, and its snapshot at `position` a pin
+    int32_t position = 0;      // of the hit
+    uint64_t hit_node = 0;     // id of its node, which may be gone, as may its snapshot
+    SnapId hit_snap = SnapId::none;
     bool released = false;       // before it was settled
     std::vector<BlockId> owned;  // to give back when settled
     bool settled() const { return restored == nullptr; }
@@ -168,7 +175,7 @@ class Index {
   void evict(Node& node, Freed& freed);
   void prune(Node* node, Freed& freed);
   void drop_if_unused(Root& root);
-  static int32_t shallower(const Node& node, int offset);
+  static int32_t shallower(const Node& node, int offset, bool passed_too);
   std::pair<SnapId, double> victim(Time now) const;
 
   void check_node(const Node& node) const;

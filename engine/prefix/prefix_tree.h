@@ -60,7 +60,8 @@ struct Snapshot {
   double uses = 1;  ///< as of last_use
   Time last_use{};
   bool hit = false;
-  int pins = 0;  ///< restores in flight
+  bool passed = false;  ///< a turn whose conversation has a later snapshot, since it was used last
+  int pins = 0;         ///< restores in flight
 };
 
 struct Root;

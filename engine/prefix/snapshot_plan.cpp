@@ -10,8 +10,8 @@
 
 namespace glm53::prefix {
 
-double class_weight(SnapClass cls) {
-  switch (cls) {
+double class_weight(SnapClass cls, bool passed) {
+  switch (passed ? SnapClass::interval : cls) {
     case SnapClass::head:
       return 8;
     case SnapClass::turn:
@@ -29,8 +29,8 @@ double decayed(double uses, Time since_use, Time half_life) {
   return uses * std::exp2(-static_cast<double>(since_use.count()) / static_cast<double>(half_life.count()));
 }
 
-double value(SnapClass cls, double uses, Time since_use, int32_t saved, Time half_life) {
-  return class_weight(cls) * decayed(uses, since_use, half_life) * saved;
+double value(SnapClass cls, double uses, Time since_use, int32_t saved, Time half_life, bool passed) {
+  return class_weight(cls, passed) * decayed(uses, since_use, half_life) * saved;
 }
 
 std::vector<Export> plan_exports(const ExportRequest& r) {

@@ -20,8 +20,9 @@ enum class SnapClass : uint8_t {
   divergence,  ///< where a prompt left what was cached, without a snapshot near
 };
 
-/// What a token saved by this class weighs: head 8, turn 2, interval 0.5, others 1.
-double class_weight(SnapClass cls);
+/// What a token saved by this class weighs: head 8, turn 2, interval 0.5, others 1. `passed`: the conversation went on
+/// behind it and has a later snapshot; then no more than an interval's.
+double class_weight(SnapClass cls, bool passed = false);
 
 /// Half-life of the interest in a snapshot, as value() takes it.
 inline constexpr Time kHalfLife = std::chrono::minutes(30);
@@ -31,7 +32,8 @@ double decayed(double uses, Time since_use, Time half_life = kHalfLife);
 
 /// Tokens a snapshot is expected to save: class weight · uses, decayed since the last one · `saved`.
 /// `uses` counts its creation as one; `saved` is the distance to the next shallower snapshot of its path (or to 0).
-double value(SnapClass cls, double uses, Time since_use, int32_t saved, Time half_life = kHalfLife);
+double value(SnapClass cls, double uses, Time since_use, int32_t saved, Time half_life = kHalfLife,
+             bool passed = false);
 
 struct ExportRequest {
   int32_t prompt = 0;                   ///< tokens

@@ -16,9 +16,11 @@ std::string human(uint64_t bytes) {
 }
 
 /// Snapshots that pay beside blocks of so many bytes.
-int snapshots_beside(uint64_t block_bytes, uint64_t room, const PoolUnit& unit) {
+int snapshots_beside(uint64_t block_bytes, uint64_t room, int max_seqs, const PoolUnit& unit) {
   if (unit.snap == 0) return 0;
-  const uint64_t wanted = std::clamp<uint64_t>(block_bytes * 15 / 100 / unit.snap, kLeastSnapshots, kMostSnapshots);
+  // As many conversations as run at a time, each with its last turn and one that it is about to leave behind.
+  const uint64_t least = std::clamp<uint64_t>(2 * static_cast<uint64_t>(max_seqs), kLeastSnapshots, kMostSnapshots);
+  const uint64_t wanted = std::clamp<uint64_t>(block_bytes * 15 / 100 / unit.snap, least, kMostSnapshots);
   return static_cast<int>(std::min(wanted, (room - std::min(room, block_bytes)) / unit.snap));
 }
 
@@ -62,7 +64,9 @@ PoolSizes plan_pools(const MemoryFacts& f, const PoolUnit& unit) {
   PoolSizes sizes;
   sizes.blocks = static_cast<int>(std::min<uint64_t>(blocks, INT32_MAX));
   sizes.slots = f.max_seqs;
-  sizes.snaps = f.snapshots < 0 ? snapshots_beside(blocks * unit.block, room, unit) : unit.snap == 0 ? 0 : f.snapshots;
+  sizes.snaps = f.snapshots < 0  ? snapshots_beside(blocks * unit.block, room, f.max_seqs, unit)
+                : unit.snap == 0 ? 0
+                                 : f.snapshots;
   return sizes;
 }
 

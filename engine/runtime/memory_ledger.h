@@ -22,8 +22,9 @@ struct MemoryFacts {
 };
 
 /// Blocks for max_seqs full contexts, or kv_bytes, within this rank's part of what is free. Snapshots as asked for, or
-/// 15% of the blocks' bytes, at least 8 and at most 64 where they fit beside the blocks. Throws Error(memory) naming
-/// the numbers when the slots and one sequence's least cache do not fit, or kv_bytes or the snapshots asked for do not.
+/// 15% of the blocks' bytes, at least 8 and two a sequence, at most 64, where they fit beside the blocks. Throws
+/// Error(memory) naming the numbers when the slots and one sequence's least cache do not fit, or kv_bytes or the
+/// snapshots asked for do not.
 PoolSizes plan_pools(const MemoryFacts& facts, const PoolUnit& unit);
 
 /// The ledger as lines for the log.

@@ -65,6 +65,8 @@ std::optional<CacheGrant> SchedulerCache::reserve(const CacheWish& wish, prefix:
   grant.copy = hit.copy;
   grant.copy_to = grant.table.size();
   grant.registered = hit.position;
+  grant.base = hit.base;
+  grant.exported = hit.position;
   grant.restoring = hit.position > 0;
   const size_t more = wish.blocks > grant.table.size() ? wish.blocks - grant.table.size() : 0;
   if (!could_take(more + wish.spare) || !make_room(more)) {
@@ -102,12 +104,17 @@ SnapId SchedulerCache::take_snapshot(prefix::SnapClass cls, int32_t saved, prefi
 std::vector<prefix::NewSnapshot> SchedulerCache::exports(CacheGrant& grant, int32_t begin, int32_t end,
                                                          prefix::Time now) {
   std::vector<prefix::NewSnapshot> taken;
-  int32_t before = begin;
   for (const prefix::Export& e : prefix::exports_of_piece(grant.exports, begin, end)) {
-    const SnapId id = take_snapshot(e.cls, e.position - before, now);
-    if (id == SnapId::none) continue;
+    // A turn takes over from the turn that the request started from. So they never compete: the older one goes first.
+    const bool takes_over = e.cls == prefix::SnapClass::turn && grant.exported == grant.position;
+    if (takes_over) index_.pass(grant.lease);
+    const SnapId id = take_snapshot(e.cls, e.position - (takes_over ? grant.base : grant.exported), now);
+    if (id == SnapId::none) {
+      if (takes_over) index_.pass(grant.lease, false);
+      continue;
+    }
     taken.push_back({e.position, id, e.cls});
-    before = e.position;
+    grant.exported = e.position;
   }
   std::erase_if(grant.exports, [end](const prefix::Export& e) { return e.position <= end; });
   return taken;

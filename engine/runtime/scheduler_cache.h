@@ -28,6 +28,8 @@ struct CacheGrant {
   BlockId copy = BlockId::null;   ///< to be copied into table[copy_to] before the first step
   size_t copy_to = 0;
   int32_t registered = 0;               ///< finished positions that the index has been told of
+  int32_t base = 0;                     ///< deepest snapshot before that, which stays when the one restored is passed
+  int32_t exported = 0;                 ///< deepest snapshot that was given to it
   bool restoring = false;               ///< the step that restores and copies has not finished
   std::vector<prefix::Export> exports;  ///< planned, of the prompt
 };

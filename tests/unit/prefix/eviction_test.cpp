@@ -104,6 +104,57 @@ TEST_CASE("snapshots: the shallower one may be in the same block") {
   CHECK(w.probe(text(1, 50) + Tokens{1}).position == 30);
 }
 
+TEST_CASE("a turn that its conversation has passed is worth no more than an interval, and nothing to later ones") {
+  World w;
+  w.run(text(1, 256), {{64, SnapClass::head}, {256, SnapClass::turn}});
+  auto next = w.start(text(1, 512));
+  CHECK(next.hit.position == 256);
+  CHECK(next.hit.base == 64);
+  w.settle(next);
+  w.index.pass(next.hit.lease);
+  CHECK(*w.index.lowest_value(w.now) == doctest::Approx(0.5 * 2 * (256 - 64)));  // before: 2 · 2 · (256 − 64)
+  w.index.pass(next.hit.lease, false);
+  CHECK(*w.index.lowest_value(w.now) == doctest::Approx(8 * 64));
+  w.index.pass(next.hit.lease);
+  w.insert(next, 512, {{512, SnapClass::turn}});
+  w.release(next);
+  w.give(w.index.evict_snapshots(1, w.now));  // the one passed
+  CHECK(*w.index.lowest_value(w.now) == doctest::Approx(8 * 64));
+  CHECK(w.probe(text(1, 256) + Tokens{1}).position == 64);
+  CHECK(*w.index.lowest_value(w.now) == doctest::Approx(2 * (512 - 64)));
+  w.check();
+
+  SUBCASE("only turns are passed") {
+    w.run(text(2, 128), {{128, SnapClass::head}});
+    auto one = w.start(text(2, 256));
+    CHECK(one.hit.base == 128);
+    w.settle(one);
+    w.index.pass(one.hit.lease);
+    w.index.pass(w.start(text(3, 64)).hit.lease);  // hit nothing
+    CHECK(*w.index.lowest_value(w.now) == doctest::Approx(2 * (512 - 64)));
+    w.give(w.index.evict_snapshots(2, w.now));
+    CHECK(*w.index.lowest_value(w.now) == doctest::Approx(8 * 2 * 128));
+  }
+  SUBCASE("who hits it again brings it back") {
+    auto again = w.start(text(1, 600));
+    w.settle(again);
+    w.index.pass(again.hit.lease);
+    CHECK(*w.index.lowest_value(w.now) == doctest::Approx(0.5 * 2 * (512 - 64)));
+    CHECK(w.probe(text(1, 600)).position == 512);
+    CHECK(*w.index.lowest_value(w.now) == doctest::Approx(8 * 2 * 64));  // the head
+  }
+  SUBCASE("one that is gone is no matter") {
+    auto again = w.start(text(1, 600));
+    w.settle(again);
+    w.give(w.index.evict_snapshots(2, w.now));
+    const SnapId same = w.snaps.take().value();
+    w.insert(again, 576, {{512, SnapClass::turn}});  // another one in the same place
+    w.snaps.give(same);
+    w.index.pass(again.hit.lease);
+    CHECK(*w.index.lowest_value(w.now) == doctest::Approx(2 * 512));
+  }
+}
+
 TEST_CASE("snapshots: class, uses and age") {
   World w;
   w.run(text(1, 128), {{128, SnapClass::head}});

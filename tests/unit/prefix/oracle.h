@@ -68,6 +68,11 @@ class Oracle {
     Snap& s = snaps_.at(id);
     s.uses = uses_at(s, now) + 1;
     s.last_use = now;
+    s.perhaps_passed = false;
+  }
+  /// Of a snapshot that was there when it was hit; it may be gone.
+  void passed(SnapId id) {
+    if (const auto at = snaps_.find(id); at != snaps_.end()) at->second.perhaps_passed = true;
   }
 
   // ---- insertion: call before give()
@@ -77,7 +82,8 @@ class Oracle {
     for (const NewSnapshot& s : snaps)
       if (s.position <= end)
         snaps_[s.id] = {
-            q.salt, origin(q, (s.position - 1) / 64 * 64), first(q.tokens, s.position), s.cls, 1, now, q.prompt, false};
+            q.salt, origin(q, (s.position - 1) / 64 * 64), first(q.tokens, s.position), s.cls, 1, now, q.prompt, false,
+            false};
     for (int32_t begin = 0; begin < end; begin += kBlockTokens) {
       const int32_t to = std::min(end, begin + kBlockTokens);
       const bool wanted = std::any_of(snaps.begin(), snaps.end(),
@@ -125,6 +131,7 @@ class Oracle {
       const Time last = std::max(s->last_use, g.last_use);
       s->uses = std::max(uses_at(*s, last), uses_at(g, last));
       s->last_use = last;
+      s->perhaps_passed = s->perhaps_passed || g.perhaps_passed;
       s->vague = s->vague || g.vague || same.size() > 1 || !sure;
     }
   }
@@ -139,7 +146,8 @@ class Oracle {
   bool knows(SnapId id) const { return snaps_.contains(id); }
 
   // ---- eviction
-  /// Least and most a snapshot may be worth: snapshots inside siblings are on its path as tokens, but not as blocks.
+  /// Least and most a snapshot may be worth: snapshots inside siblings are on its path as tokens, but not as blocks,
+  /// and those that were passed count for less.
   std::pair<double, double> worth(SnapId id, Time now) const {
     const Snap& s = snaps_.at(id);
     if (s.vague) return {0, std::numeric_limits<double>::infinity()};
@@ -149,12 +157,13 @@ class Oracle {
       if (o.salt != s.salt || o.path.size() >= s.path.size() || lcp(o.path, s.path) != size) continue;
       all = std::max(all, size);
       const uint64_t on_path = size <= s.prompt ? 0 : s.origin;
-      if (size % kBlockTokens == 0 && o.origin == on_path) on_grid = std::max(on_grid, size);
+      if (size % kBlockTokens == 0 && o.origin == on_path && !o.perhaps_passed) on_grid = std::max(on_grid, size);
     }
-    const auto of = [&](int32_t below) {
-      return value(s.cls, s.uses, now - s.last_use, static_cast<int32_t>(s.path.size()) - below, options_.half_life);
+    const auto of = [&](int32_t below, bool passed) {
+      return value(s.cls, s.uses, now - s.last_use, static_cast<int32_t>(s.path.size()) - below, options_.half_life,
+                   passed);
     };
-    return {of(all), of(on_grid)};
+    return {of(all, s.perhaps_passed && s.cls == SnapClass::turn), of(on_grid, false)};
   }
   std::vector<SnapId> snapshots() const {
     std::vector<SnapId> ids;
@@ -170,7 +179,8 @@ class Oracle {
     SnapClass cls;
     double uses;
     Time last_use;
-    int32_t prompt;      // of the sequence it was taken from
+    int32_t prompt;  // of the sequence it was taken from
+    bool perhaps_passed = false;
     bool vague = false;  // what is known of its use may be another's of the same state
   };
   struct Block {

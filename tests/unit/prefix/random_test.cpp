@@ -222,6 +222,10 @@ class Run {
       oracle_.state[*id] = s.rows[static_cast<size_t>(p - 1)];
       snaps.push_back({p, *id, kClasses[pick(0, 4)]});
     }
+    if (pick(0, 2) == 0) {
+      w_.index.pass(s.hit.lease);
+      oracle_.passed(s.hit.restore);
+    }
     Query q = s.q;
     q.request = request;
     const std::span<const int32_t> done(s.q.tokens.data(), static_cast<size_t>(s.computed));

@@ -54,6 +54,9 @@ TEST_CASE("snapshots have their part: as asked for, or by the size of the KV cac
   CHECK(plan_pools(f, kUnit).blocks == 41);
   f.snapshots = -1;
   CHECK(plan_pools(f, kUnit).snaps == 8);  // 15% of 41 MB is one
+  f.max_seqs = 10;
+  CHECK(plan_pools(f, kUnit).snaps == 20);
+  f.max_seqs = 4;
   f.kv_bytes = 400 * kMB;
   CHECK(plan_pools(f, kUnit).snaps == 12);
   f.kv_bytes = 855 * kMB;
