@@ -59,6 +59,7 @@ std::vector<std::string> OperationView::take_action(const Json& event) {
   const std::string state = text_of(event, "state");
   const bool has_rank = event.contains("rank") && event.at("rank").is_number_integer() && event.at("rank") >= 0;
   if (kind == "start_rank" && state == "done" && has_rank && event.at("rank") == 0) rank0_started_ = true;
+  if (kind == "preflight") preflight_failed_ = state == "failed";
   if (state == "done") return {};
   std::string line = cat(text_of(event, "node"), ": ", kind);
   std::ranges::replace(line, '_', ' ');
@@ -90,6 +91,7 @@ void OperationView::take_done(const Json& event) {
   if (const auto at = event.find("error"); at != event.end() && at->is_object()) {
     outcome.error = Error(parse_code(text_of(*at, "code")), text_of(*at, "message"), text_of(*at, "remedy"));
   }
+  outcome.preflight_failed = preflight_failed_ && outcome.state == "failed";
   outcome_ = outcome;
 }
 

@@ -18,6 +18,7 @@ namespace glm53::cli {
 struct Outcome {
   std::string state;  ///< done, failed, cancelled; "launched" when only that was waited for
   std::optional<Error> error;
+  bool preflight_failed = false;  ///< a check before the start was why
 };
 
 /// What is known of an operation from its events. Pure: the caller prints.
@@ -44,7 +45,7 @@ class OperationView {
   std::map<std::string, Process> processes_;
   std::vector<std::string> log_lines_;
   std::optional<Outcome> outcome_;
-  bool rank0_started_ = false;
+  bool rank0_started_ = false, preflight_failed_ = false;
 };
 
 struct FollowOptions {

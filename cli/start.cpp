@@ -1,4 +1,6 @@
 // glm53ctl start, glm53ctl restart.
+#include <iostream>
+
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -25,6 +27,11 @@ int report_unchanged(const GlobalOptions& global, AdminClient& agent) {
 }
 
 int report(const GlobalOptions& global, AdminClient& agent, const std::string& operation, const Outcome& outcome) {
+  constexpr int kPreflight = 3;
+  if (outcome.error && outcome.preflight_failed && !global.json) {
+    std::cerr << "error: " << outcome.error->what() << "\n  try: " << outcome.error->remedy() << "\n";
+    return kPreflight;
+  }
   if (outcome.error && !global.json) throw *outcome.error;
   Json result = {{"operation", operation}, {"state", outcome.state}};
   if (outcome.error) {
@@ -44,6 +51,7 @@ int report(const GlobalOptions& global, AdminClient& agent, const std::string& o
   } else {
     print_line(outcome.state);
   }
+  if (outcome.preflight_failed) return kPreflight;
   if (outcome.error) return std::max(1, ctl_exit(outcome.error->code()));
   return outcome.state == "done" || outcome.state == "launched" ? 0 : 1;
 }

@@ -69,7 +69,8 @@ Driver::Driver(const AgentSettings& settings, ConfigFile& file, state::Database&
       lease_(db),
       epoch_(lease_.take(settings.name, boot_id(), ::getpid(), state::now_ms())),
       probe_(settings.run_dir, supervisor),
-      canary_([this] { wake(); }) {
+      canary_([this] { wake(); }),
+      preflight_([this] { wake(); }) {
   operations_.interrupt_steps(state::now_ms());
   load_wanted();
   reload_history();
@@ -95,6 +96,7 @@ Driver::~Driver() {
   if (background_.joinable()) background_.join();
   link_.reset();
   canary_.cancel();
+  preflight_.wait();
 }
 
 void Driver::start() {
@@ -183,6 +185,8 @@ reconcile::Observed Driver::observe(reconcile::Time now) {
       o.ends.push_back({g.n, to_time(g.ended_at), reconcile::parse_cause(g.cause), g.exit_code, up_for, g.end_reason});
     }
   }
+  o.preflight = preflight_.state(wanted_.changed_at);
+  o.preflight_error = join(preflight_.failures(), "; ");
   if (!history_.empty() && history_.back().ended_at == 0) {
     const state::GenerationRow& g = history_.back();
     o.generation = reconcile::ObservedGeneration{
@@ -268,6 +272,10 @@ void Driver::finish_operation(const reconcile::Observed& observed) {
     if (!history_.empty() && history_.back().ended_at >= wanted_.changed_at)
       code = code_of_exit(history_.back().exit_code);
     if (history_.empty() || history_.back().ended_at < wanted_.changed_at) code = Code::config;
+    if (observed.preflight == reconcile::Preflight::failed) {
+      return finish("failed",
+                    Error(code, cluster_.reason, "glm53ctl doctor shows every check; correct it and start again"));
+    }
     return finish("failed", Error(code, cluster_.reason, "glm53ctl logs shows more; correct it and start again"));
   }
   if (unreachable && !observed.generation && state::now_ms() - operation_since_ > kWorkerPatience) {

@@ -15,6 +15,7 @@
 #include "agent/api/config_file.h"
 #include "agent/api/journal.h"
 #include "agent/api/local_node.h"
+#include "agent/api/preflight_runner.h"
 #include "agent/api/probe.h"
 #include "agent/api/worker_link.h"
 #include "agent/reconcile/reconcile.h"
@@ -99,6 +100,8 @@ class Driver {
   void prepare(const Action& action);
   void close_generation(const Action& action);
   void open_gate();
+  void begin_preflight(const Step& step);
+  void note_preflight();
   void drain();
   void run_in_background(const Action& action, std::function<void()> body);
   void collect_results();
@@ -126,6 +129,7 @@ class Driver {
   uint64_t epoch_ = 0;
   Probe probe_;
   CanaryRunner canary_;
+  PreflightRunner preflight_;
 
   mutable std::mutex mutex_;  // guards all below but wake_
   std::string stuck_;
@@ -142,7 +146,8 @@ class Driver {
   std::optional<reconcile::Time> drain_since_;
   uint64_t drain_generation_ = 0;
   std::map<std::string, std::chrono::steady_clock::time_point> retry_after_;  ///< by node
-  std::optional<Step> worker_step_;
+  std::optional<Step> worker_step_, preflight_step_;
+  state::TimeMs checked_at_ = 0;  ///< when the last preflight ended
   std::optional<reconcile::Time> announced_backoff_;
   state::TimeMs renewed_ = 0;
   bool exiting_ = false;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/api/driver.h"
+#include "agent/api/preflight_run.h"
 #include "common/error.h"
 #include "common/json.h"
 #include "common/log.h"
@@ -19,6 +20,7 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr milliseconds kRetry{1000};
+constexpr state::TimeMs kCheckAgain = 30'000;
 constexpr int kGateTimeoutMs = 5000;
 
 bool is_wait(ActionKind kind) {
@@ -72,12 +74,16 @@ bool Driver::execute(const Action& action, reconcile::Time) {
 }
 
 bool Driver::execute_here(const Action& action) {
+  if (action.kind == ActionKind::preflight && preflight_step_) return false;
   const bool in_background = action.kind == ActionKind::open_gate || action.kind == ActionKind::drain;
   if (in_background && background_busy_) return false;
   prepare(action);
   const Step step = begin(action);
   try {
     switch (action.kind) {
+      case ActionKind::preflight:
+        begin_preflight(step);
+        return false;
       case ActionKind::warm_up:
         canary_.start(action.generation, node_.socket_of("api"));
         break;
@@ -151,6 +157,28 @@ void Driver::close_generation(const Action& action) {
   drain_since_.reset();
 }
 
+void Driver::begin_preflight(const Step& step) {
+  const auto worker = link_ ? std::optional(link_->address()) : std::nullopt;
+  preflight_step_ = step;
+  preflight_.start(wanted_.changed_at,
+                   [this, own = file_.config(), cluster = effective_, report = head_report_, worker] {
+                     return check_cluster(settings_, own, cluster, report, worker, false);
+                   });
+}
+
+/// Records how the checks ended. A failure nobody waits for is forgotten after a while: after a boot, links and disks
+/// may come late.
+void Driver::note_preflight() {
+  if (preflight_step_ && preflight_.state(wanted_.changed_at) != reconcile::Preflight::running) {
+    checked_at_ = state::now_ms();
+    for (const std::string& text : preflight_.warnings()) journal_.note("warn", text, preflight_step_->operation);
+    for (const std::string& text : preflight_.failures()) journal_.note("error", text, preflight_step_->operation);
+    end(*preflight_step_, join(preflight_.failures(), "; "));
+    preflight_step_.reset();
+  }
+  if (operation_.empty() && state::now_ms() > checked_at_ + kCheckAgain) preflight_.forget_failure();
+}
+
 void Driver::open_gate() {
   uint64_t api = 0;
   for (const ProcessReport& p : head_report_.processes) {
@@ -189,6 +217,7 @@ void Driver::run_in_background(const Action&, std::function<void()> body) {
 }
 
 void Driver::collect_results() {
+  note_preflight();
   if (background_step_ && !background_busy_) {
     end(*background_step_, background_error_);
     background_step_.reset();

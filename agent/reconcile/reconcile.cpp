@@ -9,9 +9,9 @@
 namespace glm53::reconcile {
 namespace {
 
-constexpr std::array<std::string_view, 11> kActions{"none",      "backoff",    "clean",      "start_api",
-                                                    "stop_api",  "start_rank", "wait_ready", "warm_up",
-                                                    "open_gate", "drain",      "stop_rank"};
+constexpr std::array<std::string_view, 12> kActions{"none",      "backoff",   "preflight",  "clean",
+                                                    "start_api", "stop_api",  "start_rank", "wait_ready",
+                                                    "warm_up",   "open_gate", "drain",      "stop_rank"};
 constexpr std::array<std::string_view, 8> kCauses{"none",    "exited",  "killed", "lost",
                                                   "stalled", "timeout", "canary", "requested"};
 constexpr std::array<std::string_view, 7> kStates{"down", "preparing", "loading", "warming",
@@ -39,6 +39,7 @@ class Planner {
   std::vector<NodeAction> actions() {
     if (o_.nodes.empty()) return {};
     stop_leftovers();
+    if (check_first()) return std::move(out_);
     keep_api();
     if (o_.generation) {
       with_generation();
@@ -240,6 +241,16 @@ class Planner {
     }
   }
 
+  /// True while a start waits for its checks, or cannot go on because of them.
+  bool check_first() {
+    if (!w_.running || o_.generation || o_.preflight == Preflight::passed) return false;
+    if (!unreachable_text().empty() || judge(o_.ends, w_.changed_at, w_.limits.max_restarts).blocked) return false;
+    if (leftovers_) return true;  // they hold ports and memory rightly until they are gone
+    if (o_.preflight == Preflight::none) add(make(head().name, ActionKind::preflight));
+    if (o_.preflight == Preflight::running) add(make(head().name, ActionKind::wait_ready, "checks of the nodes"));
+    return true;
+  }
+
   /// Starts the API process when it should live; ends one that is deaf.
   void keep_api() {
     if (!w_.running || api_failed_for_good()) return;
@@ -422,6 +433,7 @@ class Planner {
       return {anything ? ClusterState::draining : ClusterState::down, anything ? "processes are stopping" : ""};
     }
     if (verdict.blocked) return {ClusterState::failed, verdict.reason};
+    if (o_.preflight == Preflight::failed) return {ClusterState::failed, o_.preflight_error};
     if (!o_.nodes.empty() && api_failed_for_good()) return {ClusterState::failed, api_end_text()};
     if (verdict.not_before && now_ < *verdict.not_before) {
       return {ClusterState::preparing,

@@ -1,6 +1,7 @@
 // Wanted state against observed state -> next actions. Pure: no clock, no I/O.
 //
-// The policy in prose. The API process comes first and stays over generations of ranks; if it dies it is started again
+// The policy in prose. A start begins with the checks of all nodes (preflight); nothing is started before they passed.
+// Then the API process comes first and stays over generations of ranks; if it dies it is started again
 // at once. A generation is started from its highest rank down, rank 0 when all others wait at the rendezvous. When
 // every rank is ready a canary goes through the API process, then the gates open. One dead, stalled or late rank ends
 // its generation: the others are stopped, `clean` closes the record with the reason, and the next generation starts
@@ -24,9 +25,10 @@ using Time = std::chrono::sys_time<std::chrono::milliseconds>;
 using Ms = std::chrono::milliseconds;
 
 enum class ActionKind {
-  none,     ///< nothing to do
-  backoff,  ///< wait until a time before the next generation
-  clean,    ///< close the generation: record its reason, remove what it left
+  none,       ///< nothing to do
+  backoff,    ///< wait until a time before the next generation
+  preflight,  ///< check all nodes
+  clean,      ///< close the generation: record its reason, remove what it left
   start_api,
   stop_api,
   start_rank,
@@ -94,6 +96,8 @@ struct PastEnd {
   Ms up_for{0};
   std::string reason;
 };
+/// The checks for the wanted state as it is.
+enum class Preflight { none, running, passed, failed };
 enum class Canary { none, running, passed, failed };
 
 struct Observed {
@@ -101,7 +105,9 @@ struct Observed {
   std::optional<ObservedGeneration> generation;  ///< the one not ended
   uint64_t last_generation = 0;                  ///< highest number ever used
   std::vector<PastEnd> ends;                     ///< oldest first
-  Canary canary = Canary::none;                  ///< of the current generation
+  Preflight preflight = Preflight::passed;
+  std::string preflight_error;   ///< every failure
+  Canary canary = Canary::none;  ///< of the current generation
   std::string canary_error;
   bool gate_open = false;           ///< on rank 0 and on the API process as they are now
   std::optional<Time> drain_since;  ///< of the current generation

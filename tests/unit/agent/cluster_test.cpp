@@ -34,8 +34,8 @@ class TestCluster {
     make_dirs(dir_ / "model");
     write_file(dir_ / "token", "the-token-of-the-tests\n", 0600);
     const uint16_t port = free_port();
-    const std::string common =
-        cat("[engine]\npath = \"", GLM53_BINARY_DIR, "/tests/glm53-test-child\"\nbackend = \"cpu\"\n");
+    const std::string common = cat("[engine]\npath = \"", GLM53_BINARY_DIR, "/tests/glm53-test-child\"\nrank_path = \"",
+                                   GLM53_BINARY_DIR, "/tests/glm53-test-child\"\nbackend = \"cpu\"\n");
     const auto paths = [&](const std::string& node) {
       return cat("[paths]\nstate = \"", node, "/state\"\nrun = \"", node, "/run\"\nlogs = \"", node, "/logs\"\n");
     };
@@ -45,7 +45,9 @@ class TestCluster {
         cat("[node]\nrole = \"head\"\n", paths("head"), "[admin]\n", token, common, "[model]\npath = \"model\"\n",
             "[topology]\nranks = [", with_worker ? "\"head:0\", \"worker:0\"" : "\"head:0\"", "]\n",
             with_worker ? cat("[worker]\nadmin = \"127.0.0.1:", port, "\"\n") : std::string(),
-            "[ranks]\nstop_grace = \"3s\"\norphan_timeout = \"2s\"\nwatchdog = \"20s\"\n", more));
+            // Ports of its own: the checks before a start look at them, and other clusters may run on this machine.
+            "[api]\nport = ", free_port(), "\n[ranks]\nport = ", free_port(),
+            "\nstop_grace = \"3s\"\norphan_timeout = \"2s\"\nwatchdog = \"20s\"\n", more));
     write_file(dir_ / "worker.toml", cat("[node]\nrole = \"worker\"\n", paths("worker"),
                                          "[admin]\nlisten = \"127.0.0.1:", port, "\"\n", token, common));
     if (with_worker) start_worker();
@@ -138,7 +140,7 @@ TEST_CASE("start, status, stop") {
   std::string actions;
   for (const Json& a : operation["actions"])
     actions += cat(a["node"].get<std::string>(), ":", a["action"].get<std::string>(), " ");
-  CHECK(actions == "head:start_api worker:start_rank head:start_rank head:warm_up head:open_gate ");
+  CHECK(actions == "head:preflight head:start_api worker:start_rank head:start_rank head:warm_up head:open_gate ");
   const Json status = c.get("/status");
   CHECK(status["api"]["ready"] == true);
   CHECK(status["nodes"].size() == 2);
@@ -221,9 +223,9 @@ TEST_CASE("a rank that refuses its configuration is not started again") {
 TEST_CASE("a program that cannot be started fails at once") {
   TestCluster c(false, "");
   const std::string toml = read_file(c.dir() / "head.toml");
-  const std::string needle = "path = \"" GLM53_BINARY_DIR "/tests/glm53-test-child\"";
+  const std::string needle = "rank_path = \"" GLM53_BINARY_DIR "/tests/glm53-test-child\"";
   std::string changed = toml;
-  changed.insert(changed.find(needle), "rank_path = \"/nowhere/engine\"\n");
+  changed.replace(changed.find(needle), needle.size(), "rank_path = \"/nowhere/engine\"");
   c.end_head();
   write_file(c.dir() / "head.toml", changed);
   c.start_head();

@@ -146,6 +146,36 @@ TEST_CASE("starting, step by step") {
   });
 }
 
+TEST_CASE("a start begins with the checks, and nothing is started before they passed") {
+  using S = ClusterState;
+  const auto fresh = [](Preflight state) {
+    return World().no_api().with([&](World& x) {
+      x.o.preflight = state;
+      if (state == Preflight::failed) x.o.preflight_error = "E214 head: port 8888 is in use";
+    });
+  };
+  const auto checked = [](World x, Preflight state) { return x.with([&](World& y) { y.o.preflight = state; }); };
+  check({
+      {"checks first", fresh(Preflight::none), "head:preflight", S::preparing},
+      {"they are at work", fresh(Preflight::running), "", S::preparing},
+      {"they failed", fresh(Preflight::failed), "", S::failed},
+      {"they passed", fresh(Preflight::passed), "head:start_api", S::preparing},
+      {"nothing is wanted", fresh(Preflight::none).stopped(), "", S::down},
+      {"an API process of before stays meanwhile", checked(World(), Preflight::none), "head:preflight", S::preparing},
+      {"and when they failed", checked(World(), Preflight::failed), "", S::failed},
+      {"a generation at work is not checked", checked(World().up(), Preflight::none), "", S::up},
+      {"leftovers go first", checked(World().rank(1, Phase::ready, 7), Preflight::none), "worker:stop_rank1",
+       S::preparing},
+      {"leftovers are stopping",
+       checked(World().rank(1, Phase::ready, 7).with([](World& x) { x.at(1).stop_requested = true; }), Preflight::none),
+       "", S::preparing},
+      {"a worker that does not answer is waited for",
+       checked(World().with([](World& x) { x.o.nodes[1].reachable = false; }), Preflight::none), "", S::preparing},
+  });
+  CHECK(cluster_view(fresh(Preflight::failed).w, fresh(Preflight::failed).o, kNow).reason ==
+        "E214 head: port 8888 is in use");
+}
+
 TEST_CASE("a generation's number is above every number seen") {
   World x;
   x.o.last_generation = 4;
@@ -543,6 +573,7 @@ class Simulation {
       case ActionKind::drain:
         x_.o.drain_since = now_;
         break;
+      case ActionKind::preflight:
       case ActionKind::none:
       case ActionKind::wait_ready:
       case ActionKind::backoff:
