@@ -50,6 +50,11 @@ Node* covering(const Node& parent, const Slice& slice) {
   return compare((*at)->slice(), slice).common == slice.size() ? *at : nullptr;
 }
 
+bool has_interval(const Node& node) {
+  return std::any_of(node.snaps.begin(), node.snaps.end(),
+                     [](const Snapshot& s) { return s.cls == SnapClass::interval; });
+}
+
 }  // namespace
 
 Index::Index(const Options& options) : options_(options) {
@@ -261,7 +266,11 @@ Hit Index::lookup(std::string_view salt, const Prefix& prefix, Time now, int32_t
     hold(lease, *n);
   }
   std::reverse(lease.held.begin(), lease.held.end());
-  for (const Node* n : lease.held) hit.shared.push_back(n->block);
+  for (const Node* n : lease.held) {
+    hit.shared.push_back(n->block);
+    lease.path.push_back(n->id);
+    if (has_interval(*n)) lease.thin.push_back(n->id);
+  }
   return hit;
 }
 
@@ -276,11 +285,40 @@ void Index::pass(LeaseId id, bool passed) {
 
 // ---- insertion ----
 
-void Index::require_valid(const Lease& lease, const Insertion& in) const {
+bool Index::holds(const Lease& lease, const Node& node) {
+  const auto at = std::lower_bound(lease.held.begin(), lease.held.end(), node.depth,
+                                   [](const Node* n, int32_t depth) { return n->depth < depth; });
+  return at != lease.held.end() && *at == &node;
+}
+
+/// Leading blocks that need no look: their nodes are known, and nothing is to be done to them.
+size_t Index::known_blocks(Lease& lease, const Insertion& in, int32_t end) {
+  while (!lease.path.empty() && !nodes_.contains(lease.path.back())) lease.path.pop_back();
+  size_t known = std::min(lease.path.size(), static_cast<size_t>(end / kBlockTokens));
+  for (const NewSnapshot& s : in.snaps)
+    known = std::min(known, static_cast<size_t>(std::max(s.position - 1, 0) / kBlockTokens));
+  return known;
+}
+
+void Index::require_valid(const Lease& lease, const Insertion& in, size_t first_block) const {
   const auto size = static_cast<int32_t>(in.prefix.tokens.size());
-  if (in.blocks.size() < (in.prefix.tokens.size() + kBlockTokens - 1) / kBlockTokens)
+  const size_t blocks = (in.prefix.tokens.size() + kBlockTokens - 1) / kBlockTokens;
+  if (in.blocks.size() < blocks)
     throw Error(Code::internal, cat("prefix index: ", in.blocks.size(), " blocks for ", size, " tokens"));
-  require_held(lease, in.blocks);
+  std::unordered_set<BlockId> blocks_seen;
+  for (size_t i = first_block; i < blocks; ++i) {
+    const BlockId b = in.blocks[i];
+    const auto id = static_cast<int32_t>(b);
+    if (id <= 0) throw Error(Code::internal, cat("prefix index: ", id, " is no block"));
+    if (!blocks_seen.insert(b).second)
+      throw Error(Code::internal, cat("prefix index: block ", id, " twice in a table"));
+    const auto at = by_block_.find(b);
+    if (at == by_block_.end()) continue;
+    if (!holds(lease, *at->second))
+      throw Error(Code::internal, cat("prefix index: block ", id, " is in a table whose lease does not hold it"));
+    if (at->second->depth != static_cast<int32_t>(i))
+      throw Error(Code::internal, cat("prefix index: block ", id, " is at ", at->second->depth, ", not at ", i));
+  }
   std::unordered_set<SnapId> seen;
   for (const NewSnapshot& s : in.snaps) {
     const auto id = static_cast<int32_t>(s.id);
@@ -293,31 +331,29 @@ void Index::require_valid(const Lease& lease, const Insertion& in) const {
 
 Freed Index::insert(LeaseId id, const Insertion& in, Time now) {
   Lease& lease = lease_of(id);
-  require_valid(lease, in);
+  const int32_t end = lease.root->retired ? 0 : visible(in.prefix);
+  const size_t known = known_blocks(lease, in, end);
+  require_valid(lease, in, known);
   Freed freed;
   std::vector<NewSnapshot> snaps = in.snaps;
   std::sort(snaps.begin(), snaps.end(), [](const auto& a, const auto& b) { return a.position < b.position; });
   auto snap = snaps.begin();
   ++tick_;
-  Node* at = &lease.root->top;
-  const int32_t end = lease.root->retired ? 0 : visible(in.prefix);
-  for (int32_t begin = 0; begin < end; begin += kBlockTokens) {
+  Node* at = known == 0 ? &lease.root->top : &nodes_.at(lease.path[known - 1]);
+  for (int32_t begin = static_cast<int32_t>(known) * kBlockTokens; begin < end; begin += kBlockTokens) {
+    ++counters_.walked;
+    const auto index = static_cast<size_t>(begin / kBlockTokens);
     const int32_t count = std::min<int32_t>(kBlockTokens, end - begin);
     const BlockSlice block = slice_of(in.prefix, begin, count, origin_of(in.prefix, begin));
     const bool wanted = snap != snaps.end() && snap->position <= begin + count;
-    Node* node = place(lease, *at, block.view(), in.blocks[static_cast<size_t>(begin / kBlockTokens)], wanted, freed);
+    Node* node = place(lease, *at, block.view(), in.blocks[index], wanted, freed);
     if (node == nullptr) break;
     touch(*node);
-    for (; snap != snaps.end() && snap->position <= begin + count; ++snap) {
-      Snapshot fresh;
-      fresh.offset = snap->position - begin;
-      fresh.id = snap->id;
-      fresh.cls = snap->cls;
-      fresh.last_use = now;
-      attach(*node, fresh, freed);
-      if (snap->cls == SnapClass::interval) thin_above(*node, snap->position, freed);
-    }
+    if (has_interval(*node)) lease.thin.push_back(node->id);
+    for (; snap != snaps.end() && snap->position <= begin + count; ++snap)
+      add_snapshot(lease, *node, *snap, now, freed);
     if (node->size < kBlockTokens || count < kBlockTokens) break;
+    if (index == lease.path.size()) lease.path.push_back(node->id);
     at = node;
   }
   for (; snap != snaps.end(); ++snap) {
@@ -325,6 +361,18 @@ Freed Index::insert(LeaseId id, const Insertion& in, Time now) {
     freed.snaps.push_back(snap->id);
   }
   return freed;
+}
+
+void Index::add_snapshot(Lease& lease, Node& node, const NewSnapshot& snap, Time now, Freed& freed) {
+  Snapshot fresh;
+  fresh.offset = snap.position - node.begin();
+  fresh.id = snap.id;
+  fresh.cls = snap.cls;
+  fresh.last_use = now;
+  attach(node, fresh, freed);
+  if (snap.cls != SnapClass::interval) return;
+  lease.thin.push_back(node.id);
+  thin(lease, snap.position, freed);
 }
 
 Node* Index::place(Lease& lease, Node& parent, const Slice& slice, BlockId block, bool wanted, Freed& freed) {
@@ -388,7 +436,10 @@ void Index::hold(Lease& lease, Node& node) {
 }
 
 void Index::drop_hold(Lease& lease, Node& node) {
-  std::erase(lease.held, &node);
+  if (!lease.held.empty() && lease.held.back() == &node)
+    lease.held.pop_back();
+  else
+    std::erase(lease.held, &node);
   if (lease.tail == &node) lease.tail = nullptr;
   unref(node);
 }
@@ -447,18 +498,26 @@ void Index::attach(Node& node, const Snapshot& snapshot, Freed& freed) {
   refile(node);
 }
 
-void Index::thin_above(Node& node, int32_t newest, Freed& freed) {
-  for (Node* n = &node; n->parent != nullptr; n = n->parent) {
-    const std::vector<Snapshot> snaps = n->snaps;
+/// Interval snapshots of its path, as far as the lease has met them; what others left since then, they thin out.
+void Index::thin(Lease& lease, int32_t newest, Freed& freed) {
+  std::sort(lease.thin.begin(), lease.thin.end());
+  lease.thin.erase(std::unique(lease.thin.begin(), lease.thin.end()), lease.thin.end());
+  std::erase_if(lease.thin, [&](uint64_t id) {
+    ++counters_.walked;
+    const auto at = nodes_.find(id);
+    if (at == nodes_.end()) return true;
+    Node& n = at->second;
+    const std::vector<Snapshot> snaps = n.snaps;
     for (const Snapshot& s : snaps) {
       // One that was hit has shown what it is worth; eviction weighs it.
       if (s.cls != SnapClass::interval || s.hit || s.pins != 0) continue;
-      if (keep_interval(n->begin() + s.offset, newest, options_.interval)) continue;
-      erase_snapshot(*n, s.id);
+      if (keep_interval(n.begin() + s.offset, newest, options_.interval)) continue;
+      erase_snapshot(n, s.id);
       freed.snaps.push_back(s.id);
       ++counters_.snaps_thinned;
     }
-  }
+    return !has_interval(n);
+  });
 }
 
 }  // namespace glm53::prefix

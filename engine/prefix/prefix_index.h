@@ -63,6 +63,7 @@ struct Counters {
   uint64_t query_tokens = 0, hit_tokens = 0;
   uint64_t blocks_inserted = 0, snaps_inserted = 0, snaps_surplus = 0;  ///< surplus: known already or not wanted
   uint64_t blocks_evicted = 0, snaps_evicted = 0, snaps_thinned = 0;
+  uint64_t walked = 0;  ///< nodes that insertions looked at: a few for each block that is new, however long the path
 };
 
 struct Contents {
@@ -125,12 +126,14 @@ class Index {
  private:
   struct Lease {
     Root* root = nullptr;
-    std::vector<Node*> held;   // each has one ref
-    Node* tail = nullptr;      // of these, the one that the sequence may still extend
-    Node* copied = nullptr;    // has one ref until settled
-    Node* restored = nullptr;  // as above, and its snapshot at `position` a pin
-    int32_t position = 0;      // of the hit
-    uint64_t hit_node = 0;     // id of its node, which may be gone, as may its snapshot
+    std::vector<Node*> held;     // each has one ref; by depth
+    std::vector<uint64_t> path;  // ids of the full nodes that spell its tokens, from the top; last ones may be gone
+    std::vector<uint64_t> thin;  // of these, ids of nodes that may have interval snapshots
+    Node* tail = nullptr;        // of these, the one that the sequence may still extend
+    Node* copied = nullptr;      // has one ref until settled
+    Node* restored = nullptr;    // as above, and its snapshot at `position` a pin
+    int32_t position = 0;        // of the hit
+    uint64_t hit_node = 0;       // id of its node, which may be gone, as may its snapshot
     SnapId hit_snap = SnapId::none;
     bool released = false;       // before it was settled
     std::vector<BlockId> owned;  // to give back when settled
@@ -153,7 +156,9 @@ class Index {
   Match match(Root& root, const Prefix& prefix, int32_t max_hit) const;
   static void consider(Node& node, int32_t common, int32_t max_hit, Match& best);
 
-  void require_valid(const Lease& lease, const Insertion& in) const;
+  static bool holds(const Lease& lease, const Node& node);
+  size_t known_blocks(Lease& lease, const Insertion& in, int32_t end);
+  void require_valid(const Lease& lease, const Insertion& in, size_t first_block) const;
   Node* place(Lease& lease, Node& parent, const Slice& slice, BlockId block, bool wanted, Freed& freed);
   Node& create(Node& parent, const Slice& slice, BlockId block);
   void hold(Lease& lease, Node& node);
@@ -161,9 +166,10 @@ class Index {
   void extend(Node& node, const Slice& slice);
   void absorb(Node& from, Node& into, Freed& freed);
   void absorb_prefixes_of(Node& node, Freed& freed);
+  void add_snapshot(Lease& lease, Node& node, const NewSnapshot& snap, Time now, Freed& freed);
   void attach(Node& node, const Snapshot& snapshot, Freed& freed);
   double uses_at(const Snapshot& snapshot, Time now) const;
-  void thin_above(Node& node, int32_t newest, Freed& freed);
+  void thin(Lease& lease, int32_t newest, Freed& freed);
 
   void ref(Node& node);
   void unref(Node& node);

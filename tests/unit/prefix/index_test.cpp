@@ -229,6 +229,57 @@ TEST_CASE("arguments that contradict are refused and change nothing") {
   w.check();
 }
 
+TEST_CASE("insertions look at what is new, however long the path") {
+  constexpr int32_t kLong = 1 << 20, kPiece = 512, kInterval = 8192;
+  World w({false, kHalfLife, kInterval}, 2 * kLong / kBlockTokens + 1, 64);
+  const uint64_t blocks = kLong / kBlockTokens, pieces = kLong / kPiece;
+  const auto read = [&](World::Seq& s) {
+    for (int32_t p = kPiece; p <= kLong; p += kPiece) {
+      if (p % kInterval == 0)
+        w.insert(s, p, {{p, SnapClass::interval}});
+      else
+        w.insert(s, p);
+    }
+  };
+  auto s = w.start(text(1, kLong));
+  read(s);
+  CHECK(w.index.contents().blocks == blocks);
+  // Each interval looks at those that are left of the ones before: the logarithm of their number, and some.
+  const uint64_t most = blocks + pieces + 16 * kLong / kInterval;
+  CHECK(w.index.counters().walked <= most);
+  CHECK(w.index.contents().snaps <= 10);
+
+  // A second one of the same text, whose own blocks stay its own.
+  auto twin = w.start(text(1, kLong));
+  w.settle(twin);
+  const uint64_t before = w.index.counters().walked;
+  read(twin);
+  CHECK(w.index.counters().walked - before <= most);
+  w.check(twin.table.size() - twin.hit.shared.size());
+  w.release(twin);
+  w.release(s);
+  w.check();
+}
+
+TEST_CASE("what others registered may go while a sequence that knew it goes on") {
+  World w;
+  auto s = w.start(text(1, 1024));
+  {
+    auto other = w.start(text(1, 512));
+    w.insert(other, 512, {{512, SnapClass::turn}});
+    w.insert(s, 512);  // its own blocks stay its own
+    w.release(other);
+  }
+  w.give(w.index.evict_blocks(3));
+  w.insert(s, 640);  // and are registered now, as far as they are missing
+  CHECK(w.index.contents().blocks == 10);
+  w.insert(s, 1024, {{1024, SnapClass::turn}});
+  w.check(5);
+  w.release(s);
+  w.check();
+  CHECK(w.probe(text(1, 1024) + Tokens{1}).position == 1024);
+}
+
 TEST_CASE("counters count tokens") {
   World w;
   w.run(text(1, 640), {{512, SnapClass::turn}});
