@@ -54,6 +54,7 @@ std::vector<wire::Submit> Journal::take_unsent(const std::string& digest, bool g
     entry.sent = true;
     entry.digest = digest;
     out.push_back(entry.submit);
+    out.back().replayed = entry.deaths > 0;
     ++at;
   }
   return out;

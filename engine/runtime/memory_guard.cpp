@@ -111,6 +111,10 @@ MemoryLevel MemoryPolicy::update(const MemoryReading& reading, Time now) {
   return level_;
 }
 
+std::optional<size_t> longest_prompt(MemoryLevel level) {
+  return level >= MemoryLevel::tight ? std::optional(kLongPrompt) : std::nullopt;
+}
+
 std::optional<std::string> memory_refusal(MemoryLevel level, size_t prompt_tokens) {
   if (level >= MemoryLevel::low) return "the server is short of memory; try again later";
   if (level == MemoryLevel::tight && prompt_tokens > kLongPrompt) {

@@ -4,7 +4,8 @@
 // What is shed, in this order (docs/operating.md says the same to operators). Thresholds are of MemAvailable and follow
 // memory.reserve; a level must hold for a while, so that one dip sheds nothing:
 //
-//   tight     below reserve / 2                    for 5 s  new prompts of more than 2048 tokens are refused (503)
+//   tight     below reserve / 2                    for 5 s  new prompts of more than 2048 tokens are refused (503), and
+//                                                           those that wait go on waiting
 //   low       below min(0.75 GiB, reserve / 4)     for 3 s  every new request is refused (503), and the page cache of
 //   the
 //                                                           checkpoint is given back
@@ -67,6 +68,8 @@ class MemoryPolicy {
   std::optional<Time> better_since_;
 };
 
+/// Most prompt tokens of a request that is taken, or that waits and may start; nothing when there is no such limit.
+std::optional<size_t> longest_prompt(MemoryLevel level);
 /// Why a request must not be taken; nothing when it may.
 std::optional<std::string> memory_refusal(MemoryLevel level, size_t prompt_tokens);
 

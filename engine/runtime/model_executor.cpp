@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "common/error.h"
 #include "common/strings.h"
@@ -217,6 +218,26 @@ void ModelExecutor::advance(const SeqStep& s) {
   state.pending = s.regime == Regime::window ? rows : 0;
 }
 
+namespace {
+
+[[noreturn]] void no_numbers(uint64_t request) {
+  throw Error(
+      Code::internal, cat("the logits of request ", request, " are not numbers"),
+      "the request is tried once more after a restart; when that fails too, look at the weights and the device");
+}
+
+}  // namespace
+
+/// A rank that computes nonsense must not go on. Logits on a device are not looked at here; see sample().
+void ModelExecutor::require_numbers(const std::vector<SeqResult>& results, Tensor logits) const {
+  if (logits.place == Place::device) return;
+  const int64_t vocab = sampling_->space().text_vocab;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto* row = static_cast<const float*>(logits.data) + static_cast<int64_t>(i) * logits.stride[0];
+    if (std::any_of(row, row + vocab, [](float z) { return std::isnan(z); })) no_numbers(results[i].request);
+  }
+}
+
 std::vector<SeqResult> ModelExecutor::sample(const StepPlan& plan, Tensor logits) {
   std::vector<SampleRow> rows;
   std::vector<SeqResult> results;
@@ -230,9 +251,13 @@ std::vector<SeqResult> ModelExecutor::sample(const StepPlan& plan, Tensor logits
     ops_.synchronize();
     return results;
   }
+  require_numbers(results, logits);
   std::vector<SampleOut> out(rows.size());
   ops_.sample({logits, sampling_->space().text_vocab, rows, out});
   for (size_t i = 0; i < out.size(); ++i) {
+    // Nothing to choose although nothing was forbidden.
+    if (out[i].token < 0 && rows[i].allowed.empty() && rows[i].bias.empty() && rows[i].banned.empty())
+      no_numbers(results[i].request);
     if (SamplingState* state = sampling_->find(results[i].request)) state->accept(out[i].token);
     results[i].tokens.push_back({out[i].token, out[i].logprob, std::move(out[i].top)});
   }

@@ -11,7 +11,8 @@
 namespace glm53 {
 
 /// Turns plans into batches and, on rank 0, logits into tokens. submit() runs the step; poll() gives its result.
-/// Throws Error(internal) for plans that contradict what went before or the pools, Error(peer_lost) out of collectives.
+/// Throws Error(internal) for plans that contradict what went before or the pools and for logits that are no numbers,
+/// Error(peer_lost) out of collectives.
 class ModelExecutor final : public Executor {
  public:
   /// `sampling` on rank 0, null elsewhere. All outlive the executor.
@@ -41,6 +42,7 @@ class ModelExecutor final : public Executor {
   void stage(const SeqStep& step, Batch& batch);
   void advance(const SeqStep& step);
   std::vector<SeqResult> sample(const StepPlan& plan, Tensor logits);
+  void require_numbers(const std::vector<SeqResult>& results, Tensor logits) const;
 
   Model& model_;
   const Caches& caches_;

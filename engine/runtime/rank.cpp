@@ -26,6 +26,7 @@
 #include "engine/runtime/memory_ledger.h"
 #include "engine/runtime/model_executor.h"
 #include "engine/runtime/step_loop.h"
+#include "engine/runtime/step_watchdog.h"
 
 namespace glm53 {
 namespace {
@@ -114,10 +115,11 @@ class Rank {
   void make_pools();
   void serve_rank0();
   ModelLimits limits() const;
-  LoopParts parts() { return {*group_, *executor_, *comm_, notifier_, controls_}; }
+  LoopParts parts() { return {*group_, *watched_, *comm_, notifier_, controls_}; }
   Json admin(const std::string& command);
   void say_ready();
   void guard_memory();
+  void watch_steps();
 
   const RankConfig rank_;
   const Config config_;
@@ -137,6 +139,8 @@ class Rank {
   OwnedCaches caches_;
   std::unique_ptr<SamplingTable> sampling_;
   std::unique_ptr<ModelExecutor> executor_;
+  std::unique_ptr<StepWatchdog> watchdog_;
+  std::unique_ptr<WatchedExecutor> watched_;
   std::unique_ptr<MemoryGuard> guard_;
 };
 
@@ -277,6 +281,18 @@ void Rank::make_pools() {
     sampling_ = std::make_unique<SamplingTable>(std::move(space));
   }
   executor_ = std::make_unique<ModelExecutor>(*model_, caches_.caches, *ops_, sampling_.get());
+  watch_steps();
+}
+
+/// Ends this rank a little before the agent would, with a reason.
+void Rank::watch_steps() {
+  const milliseconds limit = config_.duration("ranks.watchdog") * 9 / 10;
+  watchdog_ = std::make_unique<StepWatchdog>(limit, [this, limit](uint64_t step) {
+    const Error error(Code::stalled, cat("step ", step, " has not ended within ", limit.count(), " ms"),
+                      "look at the accelerator and at the other ranks, or raise ranks.watchdog");
+    ::_exit(report(error, notifier_));
+  });
+  watched_ = std::make_unique<WatchedExecutor>(*executor_, *watchdog_);
 }
 
 void Rank::serve_rank0() {

@@ -9,6 +9,7 @@
 //   anything is chosen, and a hundredth of the pool stays free. What can never fit is refused. A request that does not
 //   fit now is passed over for the sake of smaller ones behind it, until it has waited for `patience`: then nobody
 //   overtakes it, and it starts as soon as enough has ended.
+// * While the machine is short of memory, requests with long prompts that have not run yet are left out of this.
 // * Promise. What was admitted ends. Blocks for output beyond the reservation are taken as they are needed: from the
 //   free ones, then from the prefix cache, then by putting back the running sequence that is last by (class,
 //   arrival), be it the one that asks. The first by that order is never put back, and any single request fits.
@@ -134,6 +135,7 @@ std::optional<wire::Delta> Scheduler::refusal(const wire::Submit& r) const {
   if (blocks_of_all(r) > cache_.blocks().total())
     return fail(kBadRequest, cat("prompt and output need ", blocks_of_all(r) * kBlockTokens,
                                  " tokens of KV cache, there are ", cache_.blocks().total() * kBlockTokens));
+  if (r.replayed) return std::nullopt;  // its client was promised an answer
   if (waiting_.empty() && slots_.available() > 0 && cache_.could_take(blocks_to_start(r))) return std::nullopt;
   if (waiting_.size() >= limits_.max_queue)
     return busy(r, cat(waiting_.size(), " requests are waiting, at most ", limits_.max_queue, " may"));

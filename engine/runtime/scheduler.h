@@ -57,6 +57,8 @@ class Scheduler {
   void cancel_all();
   void set_gate(bool open) { gate_open_ = open; }
   bool gate_open() const { return gate_open_; }
+  /// Requests with longer prompts that wait go on waiting; not those that ran before. Nothing: all may start.
+  void hold_back(std::optional<size_t> longest_prompt);
   /// Admits nothing new any more; what waits is refused, what runs or ran goes on.
   void drain();
 
@@ -140,6 +142,7 @@ class Scheduler {
   int32_t max_output_of(const wire::Submit& request) const;
   size_t blocks_of_all(const wire::Submit& request) const;
   size_t blocks_to_start(const wire::Submit& request) const;
+  WaitingQueue::Ids held_back() const;
   void admit();
   bool admit(const Waiting& next);
   bool could_displace(const wire::Submit& request, size_t blocks) const;
@@ -176,7 +179,8 @@ class Scheduler {
   StepCost cost_;
   PrefillShare share_;
   bool gate_open_ = false, draining_ = false;
-  bool blocked_ = false;  // nobody who waits can start until something ends
+  std::optional<size_t> longest_prompt_;  // that may start now
+  bool blocked_ = false;                  // nobody who waits can start until something ends
   uint64_t step_ = 0, serial_ = 0, arrivals_ = 0, prompt_tokens_ = 0, generated_tokens_ = 0, preemptions_ = 0;
   uint64_t prefix_queries_ = 0, prefix_hits_ = 0;  // tokens of admitted prompts; those not computed again
   Time now_{0};                                    // passes with plans, and never jumps

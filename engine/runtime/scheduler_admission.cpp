@@ -37,6 +37,19 @@ size_t Scheduler::blocks_to_start(const wire::Submit& request) const {
 
 // ---- admission
 
+void Scheduler::hold_back(std::optional<size_t> longest_prompt) {
+  if (longest_prompt == longest_prompt_) return;
+  longest_prompt_ = longest_prompt;
+  blocked_ = false;
+}
+
+WaitingQueue::Ids Scheduler::held_back() const {
+  if (!longest_prompt_) return {};
+  return waiting_.ids_if([&](const Waiting& w) {
+    return w.request.prompt.size() > *longest_prompt_ && !w.preempted && !w.request.replayed;
+  });
+}
+
 void Scheduler::admit() {
   if (blocked_) return;
   if (slots_.available() == 0 && !waiting_.empty()) {
@@ -44,8 +57,8 @@ void Scheduler::admit() {
     blocked_ = std::none_of(running_.begin(), running_.end(), [&](const Sequence& s) { return s.cls > least; });
     if (blocked_) return;
   }
-  WaitingQueue::Ids passed;
-  while (passed.size() < kAttempts) {
+  WaitingQueue::Ids passed = held_back();
+  for (const size_t most = passed.size() + kAttempts; passed.size() < most;) {
     const Waiting* next = waiting_.next(now_, passed);
     if (next == nullptr) break;
     if (admit(*next)) continue;

@@ -46,6 +46,13 @@ class WaitingQueue {
   /// Whose turn it is, of those not in `passed`: the least class; in it, requests that were put back; the key that was
   /// served least; the first to arrive. Null when there is none.
   const Waiting* next(Time now, const Ids& passed) const;
+  template <class Predicate>
+  Ids ids_if(Predicate wanted) const {
+    Ids ids;
+    for (const Waiting& w : queue_)
+      if (wanted(w)) ids.insert(w.request.id);
+    return ids;
+  }
   /// Takes out all for which `gone` holds.
   template <class Predicate>
   std::vector<Waiting> remove_if(Predicate gone) {

@@ -186,7 +186,7 @@ void StepLoop::receive(uint64_t connection, const wire::Message& message) {
 /// A request that is already under way, and a canary, are taken whatever the memory guard says: the one was promised to
 /// a client, the other is how an agent learns that all is well.
 void StepLoop::submit(const wire::Submit& request) {
-  const bool exempt = !request.emitted.empty() || request.key == kCanary;
+  const bool exempt = request.replayed || !request.emitted.empty() || request.key == kCanary;
   auto reason = exempt ? std::nullopt : memory_refusal(memory(), request.prompt.size());
   if (!reason) {
     queue_times_.submitted(request.id, Clock::now());
@@ -209,6 +209,7 @@ MemoryLevel StepLoop::memory() const {
 }
 
 bool StepLoop::step() {
+  scheduler_.hold_back(longest_prompt(memory()));
   const std::optional<StepPlan> plan = scheduler_.plan(wall_clock());
   if (!plan) return false;
   queue_times_.planned(*plan, Clock::now());

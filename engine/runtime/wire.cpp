@@ -93,6 +93,7 @@ void put(ByteWriter& w, const Submit& m) {
   put(w, m.sampling);
   w.put(m.grammar);
   w.put(m.deadline_ms);
+  w.put(static_cast<uint8_t>(m.replayed));
 }
 
 Submit get_submit(ByteReader& r) {
@@ -109,6 +110,7 @@ Submit get_submit(ByteReader& r) {
   m.sampling = get_sampling(r);
   m.grammar = r.get_string();
   m.deadline_ms = r.get<int64_t>();
+  m.replayed = get_bool(r);
   return m;
 }
 

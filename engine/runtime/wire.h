@@ -14,7 +14,7 @@
 
 namespace glm53::wire {
 
-inline constexpr uint32_t kProtocol = 3;
+inline constexpr uint32_t kProtocol = 4;
 inline constexpr size_t kMaxFrame = 64u << 20;
 
 struct SamplingParams {
@@ -51,6 +51,7 @@ struct Submit {
   SamplingParams sampling;
   std::string grammar;
   int64_t deadline_ms = 0;  ///< unix time in milliseconds, behind which the request ends with an error; 0 = none
+  bool replayed = false;    ///< another generation of ranks had taken it: no limit on new requests holds
   bool operator==(const Submit&) const = default;
 };
 /// API -> rank 0: client gone, or stop string found (only `keep_tokens` of the output may be cached).

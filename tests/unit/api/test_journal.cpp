@@ -102,6 +102,19 @@ TEST_CASE("two deaths are enough, and only of those that were running") {
   CHECK(journal.waiting() == 1);
 }
 
+TEST_CASE("what is sent again says so, with or without a token") {
+  Journal journal;
+  std::vector<Journal::Failure> failures;
+  journal.add(submit(1), kSink);
+  CHECK_FALSE(journal.take_unsent("a", true, failures).at(0).replayed);
+  journal.lost();
+  journal.add(submit(2), kSink);
+  const auto again = journal.take_unsent("a", true, failures);
+  REQUIRE(again.size() == 2);
+  CHECK(again[0].replayed);
+  CHECK_FALSE(again[1].replayed);
+}
+
 TEST_CASE("canaries pass the gate and are not replayed") {
   Journal journal;
   std::vector<Journal::Failure> failures;

@@ -1,5 +1,6 @@
 // The executor on the model of the repository: what a request gets does not depend on who runs beside it.
 #include <deque>
+#include <limits>
 #include <map>
 
 #include <doctest/doctest.h>
@@ -96,6 +97,29 @@ Server& server() {
   static Server s;
   return s;
 }
+
+/// The model, but for logits that are no numbers in the given forward pass.
+class Poisoned final : public Model {
+ public:
+  Poisoned(Model& inner, int pass) : inner_(inner), left_(pass) {}
+  const ModelConfig& config() const override { return inner_.config(); }
+  const ModelLimits& limits() const override { return inner_.limits(); }
+  CacheGeometry geometry() const override { return inner_.geometry(); }
+  std::vector<std::pair<std::string, size_t>> weight_bytes() const override { return inner_.weight_bytes(); }
+  ForwardOut forward(const Batch& batch, const Caches& caches) override {
+    const ForwardOut out = inner_.forward(batch, caches);
+    if (--left_ == 0) static_cast<float*>(out.logits.data)[7] = std::numeric_limits<float>::quiet_NaN();
+    return out;
+  }
+  void flush(std::span<const SlotId> slots, std::span<const int> replay, const Caches& caches) override {
+    inner_.flush(slots, replay, caches);
+  }
+  void set_probe(Probe probe) override { inner_.set_probe(std::move(probe)); }
+
+ private:
+  Model& inner_;
+  int left_;
+};
 
 wire::Submit request(uint64_t id, const Tokens& prompt, int32_t max_tokens) {
   wire::Submit r;
@@ -253,4 +277,26 @@ TEST_CASE("plans that contradict the state are refused") {
   refused([](StepPlan& p) { p.seqs[0].tokens.clear(); }, "not supported");
   refused([](StepPlan& p) { p.release = {SlotId{-3}}; }, "slot -3");
   refused([](StepPlan& p) { p.flush = {{SlotId{0}, int16_t{1}}}; }, "flushes");
+}
+
+TEST_CASE("logits that are no numbers end the rank, naming the request") {
+  Server& s = server();
+  s.restart();
+  Poisoned model(*s.model, 3);
+  ModelExecutor executor(model, s.caches.caches, *s.ops, s.table.get());
+  s.scheduler->submit(request(77, {1, 2, 3}, 8));
+  for (int step = 1; step <= 2; ++step) {
+    executor.submit(s.scheduler->plan(Scheduler::Time(0)).value());
+    s.scheduler->complete(executor.poll().value());
+  }
+  const StepPlan third = s.scheduler->plan(Scheduler::Time(0)).value();
+  try {
+    executor.submit(third);
+    FAIL("the step ended well");
+  } catch (const Error& e) {
+    CHECK(rank_exit(e.code()) == 70);
+    CHECK(std::string(e.what()).find("request 77") != std::string::npos);
+  }
+  s.scheduler->cancel_all();
+  s.restart();
 }

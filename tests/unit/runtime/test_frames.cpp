@@ -43,6 +43,7 @@ wire::Submit full_submit() {
                 .allowed = {1, 2, 3}};
   m.grammar = "root ::= \"x\"";
   m.deadline_ms = 1234567890123;
+  m.replayed = true;
   return m;
 }
 
@@ -189,8 +190,8 @@ TEST_CASE("wire frames of unknown kind or another protocol are corrupt") {
   const std::byte unknown[] = {std::byte{9}};
   CHECK_THROWS_AS(wire::decode(unknown), Error);
   wire::Hello hello;
-  hello.protocol = 4;
-  CHECK_THROWS_WITH_AS(wire::decode(wire::encode(hello)), doctest::Contains("protocol 4"), Error);
+  hello.protocol = wire::kProtocol + 1;
+  CHECK_THROWS_WITH_AS(wire::decode(wire::encode(hello)), doctest::Contains("this program protocol"), Error);
 }
 
 TEST_CASE("wire frames travel over a socket, and its end is peer_lost") {

@@ -272,6 +272,10 @@ TEST_CASE("short of memory, new requests are refused with 503 and Retry-After, p
     CHECK(stats.memory_level <= 2);
     if (stats.memory_level == 2) break;
   }
+  wire::Submit waited = make_request(6, 5);  // it had no token yet when its rank died
+  waited.replayed = true;
+  wire::send_frame(api.get(), waited);
+  CHECK(read_until_end(api.get(), 6).first == expected(waited));
   rank.controls.set_memory(MemoryLevel::ok, 1 << 30);
   const wire::Submit last = make_request(5, 5);
   wire::send_frame(api.get(), last);

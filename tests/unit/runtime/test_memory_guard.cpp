@@ -106,6 +106,12 @@ TEST_CASE("long prompts are refused first, then everything") {
   CHECK(memory_refusal(MemoryLevel::critical, 1));
 }
 
+TEST_CASE("what waits and is long does not start while memory is short") {
+  CHECK(longest_prompt(MemoryLevel::ok) == std::nullopt);
+  CHECK(longest_prompt(MemoryLevel::tight) == 2048);
+  CHECK(longest_prompt(MemoryLevel::low) == 2048);
+}
+
 TEST_CASE("readings come from the files, with and without pressure information") {
   const Proc proc;
   CHECK_THROWS_AS(read_memory(proc.path), Error);

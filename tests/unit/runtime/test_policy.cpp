@@ -107,6 +107,47 @@ TEST_CASE("small requests overtake one that does not fit, until it has waited lo
   for (const uint64_t id : {1, 2, 3, 4}) CHECK(w.seen[id].finish == "length");
 }
 
+TEST_CASE("long prompts that wait are held back while memory is short, others go on") {
+  World w(limits_of(1, 1024));
+  w.submit(make_request(1, 100, 20));
+  w.submit(make_request(2, 300, 5));
+  w.submit(make_request(3, 100, 5));
+  wire::Submit promised = make_request(4, 300, 5);
+  promised.replayed = true;
+  w.submit(promised);
+  w.scheduler.hold_back(200);
+  while (w.turn()) {
+  }
+  CHECK(w.seen[1].finish == "length");
+  CHECK(w.seen[2].output.empty());
+  CHECK(w.seen[2].finish.empty());
+  CHECK(w.seen[3].finish == "length");
+  CHECK(w.seen[4].finish == "length");
+  CHECK(w.scheduler.stats().waiting == 1);
+  w.now += Scheduler::Time(1000000);  // patience does not change it
+  w.submit(make_request(5, 100, 5));
+  while (w.turn()) {
+  }
+  CHECK(w.seen[5].finish == "length");
+  w.scheduler.hold_back(std::nullopt);
+  w.run_dry();
+  CHECK(w.seen[2].output == oracle(make_request(2, 300, 5)).output);
+}
+
+TEST_CASE("the queue's limits are not for requests that another generation had taken") {
+  SchedulerLimits limits = limits_of(1, 1024);
+  limits.max_queue = 1;
+  World w(limits);
+  for (uint64_t id = 1; id <= 4; ++id) {
+    wire::Submit r = make_request(id, 100, 5);
+    r.replayed = id == 4;
+    w.submit(r);
+  }
+  CHECK(w.seen[3].code == 429);
+  w.run_dry();
+  CHECK(w.seen[4].output == oracle(make_request(4, 100, 5)).output);
+}
+
 TEST_CASE("when blocks run short the last in order is put back, and all end with the text they should") {
   for (const int snaps : {0, 6}) {
     CAPTURE(snaps);
@@ -259,6 +300,14 @@ TEST_CASE("the cost of steps is learned, and a share is kept over time") {
   CHECK_THROWS_AS(PrefillShare(0, 100), Error);
   CHECK_THROWS_AS(PrefillShare(1, 100), Error);
   CHECK_THROWS_AS(PrefillShare(0.5, 0), Error);
+  // Where prompts wait from the start, a step without them must show first what they are to be measured by.
+  StepCost fresh;
+  fresh.observe(0, 256, 80);
+  const PrefillShare first(0.25, 1000);
+  CHECK(first.rows(0, fresh, 512) == 512);
+  CHECK(first.rows(2, fresh, 512) == 0);
+  fresh.observe(2, 0, 40);
+  CHECK(first.rows(2, fresh, 512) == 256);
   StepCost cost;
   for (int i = 0; i < 50; ++i) {
     cost.observe(2, 0, 10);
