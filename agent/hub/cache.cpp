@@ -216,11 +216,17 @@ void Cache::link(const std::string& repo, const std::string& commit, const std::
   std::error_code ec;
   if (fs::read_symlink(at, ec) == target && !ec) return;
   const std::string folder = fs::path(at).parent_path().string();
-  make_folder(folder);
   // A folder of the snapshot that is a link itself would take ours elsewhere.
-  if (!within_cache(folder)) {
-    throw Error(Code::corrupt, cat("hub: ", folder, " leads out of the cache"), "remove that link");
-  }
+  const auto check = [&](const std::string& dir) {
+    if (!within_cache(dir)) {
+      throw Error(Code::corrupt, cat("hub: ", dir, " leads out of the cache"), "remove that link");
+    }
+  };
+  fs::path there = folder;
+  while (!fs::exists(there, ec) && there != there.root_path()) there = there.parent_path();
+  check(there.string());
+  make_folder(folder);
+  check(folder);
   const std::string temporary = cat(at, ".", random_hex(4), ".tmp");
   if (::symlink(target.c_str(), temporary.c_str()) != 0) throw_errno(Code::unavailable, cat("hub: cannot link ", at));
   if (ops_.rename(temporary.c_str(), at.c_str()) != 0) {

@@ -135,6 +135,7 @@ std::optional<std::string> unsafe_path(std::string_view path) {
   for (const std::string& part : split(path, '/')) {
     if (part.empty()) return "it has an empty part";
     if (part == "." || part == "..") return cat("it has a part '", part, "'");
+    if (part.front() == '-') return "a part begins with '-'";  // would be an option to somebody's command
     if (part.size() > 255) return "a part is longer than 255 bytes";
   }
   return std::nullopt;

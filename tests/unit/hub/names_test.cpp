@@ -42,7 +42,7 @@ TEST_CASE("hub: repository ids") {
 }
 
 TEST_CASE("hub: file names that could leave their folder are refused") {
-  for (const char* good : {"a", "a/b", "a b+c%41.bin", "..a", "a..b", "ümlaut/日本", ".hidden"})
+  for (const char* good : {"a", "a/b", "a b+c%41.bin", "..a", "a..b", "a-b", "ümlaut/日本", ".hidden"})
     CHECK_FALSE(unsafe_path(good));
   const std::vector<std::string> bad{"",
                                      "/etc/passwd",
@@ -52,6 +52,8 @@ TEST_CASE("hub: file names that could leave their folder are refused") {
                                      "..",
                                      ".",
                                      "a/./b",
+                                     "-rf",
+                                     "a/-b",
                                      "a//b",
                                      "a/",
                                      "a\\b",
