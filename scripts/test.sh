@@ -96,7 +96,7 @@ note "built in $((SECONDS - start)) s"
 if [ -n "$soak" ]; then
   say "soak: $soak of load on a local cluster"
   case $soak in *s) seconds=${soak%s} ;; *m) seconds=$((${soak%m} * 60)) ;; *h) seconds=$((${soak%h} * 3600)) ;; esac
-  GLM53_SOAK_SECONDS=$seconds run_program soak_cluster $((seconds + 300)) build/release/tests/soak_cluster
+  GLM53_SOAK_SECONDS=$seconds run_program soak_cluster $((seconds + 600)) build/release/tests/soak_cluster
 else
   if [ -z "$only" ]; then
     say "style"

@@ -293,8 +293,13 @@ std::string LocalCluster::chat(const std::string& prompt, int max_tokens) const 
 
 std::string LocalCluster::stream_chat(const std::string& prompt, int max_tokens,
                                       const std::function<void(const std::string&)>& each) const {
+  return stream(chat_body(prompt, max_tokens, true), 120s, each);
+}
+
+std::string LocalCluster::stream(const Json& body, std::chrono::milliseconds patience,
+                                 const std::function<void(const std::string&)>& each) const {
   HttpClient http(api_url());
-  http.set_timeout(5s, 120s);
+  http.set_timeout(5s, patience);
   std::string whole, finish;
   SseParser parser([&](std::string_view, std::string_view data) {
     if (data == "[DONE]") return;
@@ -309,11 +314,10 @@ std::string LocalCluster::stream_chat(const std::string& prompt, int max_tokens,
     whole += piece;
     each(piece);
   });
-  const auto answer = http.stream("POST", "/v1/chat/completions", dump(chat_body(prompt, max_tokens, true)),
-                                  [&](std::string_view bytes) {
-                                    parser.feed(bytes);
-                                    return true;
-                                  });
+  const auto answer = http.stream("POST", "/v1/chat/completions", dump(body), [&](std::string_view bytes) {
+    parser.feed(bytes);
+    return true;
+  });
   if (answer.status != 200) throw Error(Code::unavailable, cat("HTTP ", answer.status, ": ", answer.body));
   if (finish.empty()) throw Error(Code::unavailable, cat("the stream ended without a finish reason after: ", whole));
   return whole;

@@ -83,7 +83,11 @@ class LocalCluster {
   int api_get(const std::string& path) const;
   /// A plain chat, thinking off; the content, or "HTTP nnn: body".
   std::string chat(const std::string& prompt, int max_tokens = 200) const;
-  /// A streamed one; `each` is called with every piece of content.
+  /// Sends a body with "stream": true; `each` is called with every piece of content. The whole content. Throws Error
+  /// when that does not come to a finish reason; unavailable when nothing comes for `patience`.
+  std::string stream(const Json& body, std::chrono::milliseconds patience,
+                     const std::function<void(const std::string&)>& each) const;
+  /// A streamed plain chat.
   std::string stream_chat(const std::string& prompt, int max_tokens,
                           const std::function<void(const std::string&)>& each) const;
 
