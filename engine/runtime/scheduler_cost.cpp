@@ -68,7 +68,8 @@ PrefillShare::PrefillShare(double share, double max_ms) : ratio_(share / (1 - sh
 
 int32_t PrefillShare::rows(int32_t window_rows, const StepCost& cost, int32_t most) const {
   if (window_rows == 0) return most;
-  if (owed_ms_ > 0) return 0;
+  // A step of theirs alone is what a piece is measured by.
+  if (owed_ms_ > 0 || !cost.window_known()) return 0;
   if (!cost.chunk_known()) return std::min(most, kChunk);
   const double budget = std::min(max_ms_, kGap * cost.window_ms(window_rows));
   return std::min(most, std::max(cost.chunk_rows(budget, most) / kChunk * kChunk, kChunk));

@@ -23,6 +23,7 @@ class LineFit {
 class StepCost {
  public:
   void observe(int32_t window_rows, int32_t chunk_rows, double ms);
+  bool window_known() const { return window_.known(); }
   bool chunk_known() const { return chunk_.known(); }
   double window_ms(int32_t rows) const { return rows > 0 && window_.known() ? window_.at(rows) : 0; }
   double chunk_ms(int32_t rows) const { return rows > 0 && chunk_.known() ? chunk_.at(rows) : 0; }
@@ -39,7 +40,8 @@ class PrefillShare {
  public:
   /// `share` in (0, 1); no piece takes longer than max_ms while anybody generates, the smallest excepted.
   PrefillShare(double share, double max_ms);
-  /// Rows of prompts for the next step, at most `most`: all of it when nobody generates. A multiple of 64 else.
+  /// Rows of prompts for the next step, at most `most`: all of it when nobody generates. A multiple of 64 else, and
+  /// none before it is known what a step costs without.
   int32_t rows(int32_t window_rows, const StepCost& cost, int32_t most) const;
   /// A step was planned, and ran: `window_ms` is 0 when nobody generated.
   void planned(double chunk_ms) { owed_ms_ += chunk_ms; }
