@@ -72,7 +72,8 @@ std::vector<std::string> OperationView::take_action(const Json& event) {
 std::vector<std::string> OperationView::take_progress(const Json& event) {
   const std::string id = text_of(event, "process");
   if (id.empty()) return {};
-  Process& process = processes_[id];
+  Process& process = processes_[cat(id, " ", text_of(event, "node"))];
+  process.name = id;
   process.node = text_of(event, "node");
   const std::string phase = text_of(event, "phase");
   const bool changed = phase != process.phase;
@@ -98,12 +99,13 @@ void OperationView::take_done(const Json& event) {
 std::vector<std::string> OperationView::bars(int width) const {
   std::vector<std::vector<std::string>> rows;
   for (const auto& [id, process] : processes_) {
-    std::vector<std::string> row{cat("  ", id), process.node, process.phase};
+    if (process.name == "download" && process.done == process.total) continue;
+    std::vector<std::string> row{cat("  ", process.name), process.node, process.phase};
     if (process.total > 0) {
       const double share = static_cast<double>(process.done) / static_cast<double>(process.total);
       row.push_back(render_bar(share, std::clamp(width - 70, 10, 40)));
       row.push_back(cat(static_cast<int>(share * 100), "%"));
-      const bool in_bytes = process.phase.starts_with("load_");
+      const bool in_bytes = process.phase.starts_with("load_") || process.name == "download";
       row.push_back(in_bytes ? cat(human_bytes(process.done), " of ", human_bytes(process.total))
                              : cat(process.done, " of ", process.total));
     }

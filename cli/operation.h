@@ -36,7 +36,7 @@ class OperationView {
 
  private:
   struct Process {
-    std::string node, phase;
+    std::string name, node, phase;
     int64_t done = 0, total = 0;
   };
   std::vector<std::string> take_action(const nlohmann::ordered_json& event);

@@ -72,20 +72,25 @@ constexpr std::array kKeys{
     ConfigKey{"engine.threads", integer, kNode, "0", "threads",
               "Threads of a CPU rank; 0: cores divided by the ranks on this machine.", 0, 1024},
     ConfigKey{"model.path", text, kCluster, "", "",
-              "Folder of the checkpoint, such as the one that glm53ctl download prints; required for a start."},
-    ConfigKey{"model.repo", text, kCluster, "", "", "Repository of the checkpoint that glm53ctl download fetches."},
-    ConfigKey{"model.revision", text, kCluster, "", "",
-              "Its commit (40 hex digits), branch or tag; empty: main. Pin a commit: branches move."},
+              "Folder of the checkpoint, the same on every node; empty: model.repo names it."},
+    ConfigKey{
+        "model.repo", text, kCluster, "", "",
+        "Repository of the checkpoint. A start downloads what a node's cache lacks; glm53ctl download does it before."},
+    ConfigKey{
+        "model.revision", text, kCluster, "", "",
+        "Its commit (40 hex digits). glm53ctl download also takes a branch or tag; a start does not: branches move."},
     ConfigKey{"model.fallback_repo", text, kCluster, "", "",
               "Repository with the same bytes, used when model.repo cannot be had; empty: none."},
     ConfigKey{"model.fallback_revision", text, kCluster, "", "", "Its commit."},
-    ConfigKey{"draft.path", text, kCluster, "", "", "Folder of the drafter's checkpoint; empty: no drafter."},
+    ConfigKey{"draft.path", text, kCluster, "", "",
+              "Folder of the drafter's checkpoint; empty: draft.repo names it, or no drafter."},
     ConfigKey{"draft.repo", text, kCluster, "", "", "Repository of the drafter's checkpoint."},
     ConfigKey{"draft.revision", text, kCluster, "", "", "Its commit, branch or tag; empty: main."},
 
-    ConfigKey{"hub.home", text, kNode, "", "",
-              "Folder of the Hugging Face cache (its sub-folder hub holds the repositories); empty: HF_HOME or "
-              "~/.cache/huggingface of whoever downloads."},
+    ConfigKey{
+        "hub.home", text, kNode, "", "",
+        "Folder of the Hugging Face cache (its sub-folder hub holds the repositories); empty: folder huggingface in "
+        "paths.state for the agent, HF_HOME or ~/.cache/huggingface for glm53ctl download."},
     ConfigKey{"hub.endpoint", text, kNode, "https://huggingface.co", "", "Where repositories are asked for."},
     ConfigKey{"hub.mirrors", list, kNode, "", "",
               "Further endpoints that hold the same repositories; they get no token unless hub.token_hosts says so."},
@@ -163,10 +168,12 @@ constexpr std::array kKeys{
     ConfigKey{"cache.interval", integer, kCluster, "8192", "tokens",
               "A long prompt's state is kept every so many tokens, besides where conversations branch; 0: only there.",
               0, 1048576},
-    ConfigKey{"cache.reuse_output", text, kCluster, "never", "",
-              "Whether generated text is reused by later requests. This version knows never: a later request reads an "
-              "answer as part of its prompt.",
-              0, 0, "never"},
+    ConfigKey{
+        "cache.reuse_output", text, kCluster, "idle", "",
+        "Whether a later request finds an answer in the prefix cache; never: it is read again as part of that "
+        "prompt; idle: it is read again ahead of time, while nothing else is to do; always: it is found as it was "
+        "generated, whose rounding is not that of a prompt.",
+        0, 0, "never|idle|always"},
 
     ConfigKey{"api.bind", text, kCluster, "127.0.0.1", "",
               "Address of the OpenAI-compatible API. Set api.key_file before opening it to a network."},

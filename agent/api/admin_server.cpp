@@ -326,10 +326,10 @@ void AdminServer::node_action(const HttpRequest& request, const Reply& reply) {
   context_.journal.note(
       "info",
       cat("the head asks for ", name(command.kind), command.rank >= 0 ? cat(" ", command.rank) : std::string(),
-          " of generation ", command.generation),
+          command.generation > 0 ? cat(" of generation ", command.generation) : std::string()),
       {}, command.generation);
   context_.node.run(command);
-  if (!command.config.empty()) context_.on_rank_config(command.config);
+  if (command.kind == reconcile::ActionKind::start_rank) context_.on_rank_config(command.config);
   send_json(reply, {{"ok", true}});
 }
 

@@ -63,7 +63,13 @@ void Agent::open() {
     streams_->notify();
   };
   supervisor_ = std::make_unique<supervise::Supervisor>(std::move(options), *store_);
-  node_ = std::make_unique<LocalNode>(settings_, *supervisor_, *db_);
+  node_ = std::make_unique<LocalNode>(
+      settings_, file_, *supervisor_, *db_,
+      [this] {
+        if (Driver* const driver = live_driver_) driver->wake();
+        streams_->notify();
+      },
+      [this](const std::string& line) { journal_->note("info", log::redact(line)); });
   supervisor_->adopt();
   if (settings_.role == "head") {
     driver_ = std::make_unique<Driver>(settings_, file_, *db_, *supervisor_, *node_, *journal_);
@@ -151,6 +157,7 @@ void Agent::stop(bool stop_processes) {
   if (server_) server_->stop();
   if (streams_) streams_->stop();
   if (supervisor_) supervisor_->pause();
+  if (node_) node_->pause();
   live_driver_ = nullptr;
   server_.reset();
   driver_.reset();

@@ -24,10 +24,19 @@ constexpr milliseconds kActive{250}, kSteady{1000};
 constexpr milliseconds kDrainSettle{400};
 constexpr state::TimeMs kRenewPeriod = 60'000;
 constexpr state::TimeMs kWorkerPatience = 60'000;
+constexpr state::TimeMs kFetchAgain = 30'000;
 constexpr int kHistory = 64;
 
 reconcile::Time to_time(state::TimeMs ms) {
   return reconcile::Time(milliseconds(ms));
+}
+
+/// The code that an agent named; internal for any other text.
+Code parse_code(const std::string& text) {
+  for (int i = 0; i <= static_cast<int>(Code::internal); ++i) {
+    if (name(static_cast<Code>(i)) == text) return static_cast<Code>(i);
+  }
+  return Code::internal;
 }
 
 reconcile::Time wall_now() {
@@ -159,19 +168,25 @@ reconcile::Wanted Driver::wanted_now() const {
   w.changed_at = to_time(wanted_.changed_at);
   w.drain = exiting_ ? milliseconds(0) : milliseconds(wanted_.drain_ms);
   w.config_hash = effective_.hash;
+  w.from_hub = w.running && !hub_models(effective_.config).empty();
   w.limits = limits_of(effective_.config);
   for (const RankPlace& place : parse_ranks(effective_.config)) w.ranks.push_back(place.node);
   return w;
 }
 
+/// Names the models of the wanted state as it is; empty when nothing is wanted.
+std::string Driver::fetch_request() const {
+  return wanted_.running && !exiting_ ? cat(wanted_.changed_at) : std::string();
+}
+
 reconcile::Observed Driver::observe(reconcile::Time now) {
   reconcile::Observed o;
   head_report_ = node_.report();
-  o.nodes.push_back(to_observed(head_report_, now, true));
+  o.nodes.push_back(to_observed(head_report_, now, true, fetch_request()));
   if (link_) {
     const WorkerView worker = link_->view();
     reconcile::ObservedNode node;
-    if (worker.report) node = to_observed(*worker.report, worker.taken_at, worker.reachable);
+    if (worker.report) node = to_observed(*worker.report, worker.taken_at, worker.reachable, fetch_request());
     node.name = "worker";
     node.reachable = worker.reachable;
     // Silence is counted up to the report, not over the time since.
@@ -185,6 +200,7 @@ reconcile::Observed Driver::observe(reconcile::Time now) {
       o.ends.push_back({g.n, to_time(g.ended_at), reconcile::parse_cause(g.cause), g.exit_code, up_for, g.end_reason});
     }
   }
+  forget_failed_fetch(o);
   o.preflight = preflight_.state(wanted_.changed_at);
   o.preflight_error = join(preflight_.failures(), "; ");
   if (!history_.empty() && history_.back().ended_at == 0) {
@@ -210,6 +226,20 @@ reconcile::Observed Driver::observe(reconcile::Time now) {
   if (o.drain_since && now < *o.drain_since + kDrainSettle)
     o.requests_running = std::max<int64_t>(o.requests_running, 1);
   return o;
+}
+
+/// A failure nobody waits for is tried again after a while: after a boot the network may come late.
+void Driver::forget_failed_fetch(reconcile::Observed& observed) {
+  const auto failed = [](const reconcile::ObservedNode& n) { return n.weights == reconcile::Weights::failed; };
+  if (!operation_.empty() || std::none_of(observed.nodes.begin(), observed.nodes.end(), failed)) {
+    fetch_failed_at_ = 0;
+    return;
+  }
+  if (fetch_failed_at_ == 0) fetch_failed_at_ = state::now_ms();
+  if (state::now_ms() - fetch_failed_at_ < kFetchAgain) return;
+  for (auto& node : observed.nodes) {
+    if (failed(node)) node.weights = reconcile::Weights::none;
+  }
 }
 
 bool Driver::tick() {
@@ -264,6 +294,7 @@ void Driver::finish_operation(const reconcile::Observed& observed) {
     return finish("failed", Error(Code::peer_lost, "the head is stopped; the worker's agent does not answer",
                                   "its ranks stop by themselves after ranks.orphan_timeout"));
   }
+  if (finish_without_models()) return;
   if (cluster_.state == ClusterState::up && observed.generation && observed.generation->n >= wanted_.min_generation) {
     return finish("done", std::nullopt);
   }
@@ -283,6 +314,27 @@ void Driver::finish_operation(const reconcile::Observed& observed) {
     finish("failed", Error(Code::peer_lost, cat("the worker's agent does not answer: ", worker.error),
                            "start it; the cluster starts by itself when it answers"));
   }
+}
+
+/// Ends an operation whose models cannot be had. A restart is given up: what serves goes on as it was.
+bool Driver::finish_without_models() {
+  std::vector<std::pair<std::string, FetchReport>> reports{{"head", head_report_.fetch}};
+  if (link_) {
+    if (const auto report = link_->view().report) reports.emplace_back("worker", report->fetch);
+  }
+  for (const auto& [node, fetch] : reports) {
+    if (fetch.state != reconcile::Weights::failed || fetch.request != fetch_request()) continue;
+    if (!history_.empty() && history_.back().ended_at == 0 && history_.back().up_at != 0) {
+      effective_ = restore_effective(history_.back().config_json);
+      wanted_.config_json = effective_.json;
+      wanted_.config_hash = effective_.hash;
+      wanted_.min_generation = history_.back().n;
+      wanted_store_.set(wanted_);
+    }
+    finish("failed", Error(parse_code(fetch.error_code), cat(node, ": ", fetch.error), fetch.remedy));
+    return true;
+  }
+  return false;
 }
 
 void Driver::finish(const std::string& state, const std::optional<Error>& error) {

@@ -89,9 +89,12 @@ class Driver {
   void load_wanted();
   void reload_history();
   reconcile::Wanted wanted_now() const;
+  std::string fetch_request() const;
   reconcile::Observed observe(reconcile::Time now);
+  void forget_failed_fetch(reconcile::Observed& observed);
   void note_changes(const reconcile::Wanted& wanted, const reconcile::Observed& observed, reconcile::Time now);
   void finish_operation(const reconcile::Observed& observed);
+  bool finish_without_models();
   void finish(const std::string& state, const std::optional<Error>& error);
 
   bool execute(const Action& action, reconcile::Time now);
@@ -148,6 +151,7 @@ class Driver {
   std::map<std::string, std::chrono::steady_clock::time_point> retry_after_;  ///< by node
   std::optional<Step> worker_step_, preflight_step_;
   state::TimeMs checked_at_ = 0;  ///< when the last preflight ended
+  state::TimeMs fetch_failed_at_ = 0;
   std::optional<reconcile::Time> announced_backoff_;
   state::TimeMs renewed_ = 0;
   bool exiting_ = false;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/api/driver.h"
+#include "agent/api/hub_models.h"
 #include "agent/api/preflight_run.h"
 #include "common/error.h"
 #include "common/json.h"
@@ -240,6 +241,10 @@ NodeCommand Driver::command_for(const Action& action) {
   command.grace = effective_.config.duration("ranks.stop_grace");
   if (action.kind == ActionKind::start_rank) {
     command.config = glm53::to_json(rank_config(effective_, action.rank, action.generation));
+  }
+  if (action.kind == ActionKind::download) {
+    command.request = fetch_request();
+    command.config = to_json(hub_models(effective_.config));
   }
   if (action.kind == ActionKind::start_api) {
     command.config = glm53::to_json(api_config(effective_, settings_));

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/api/driver.h"
+#include "agent/api/hub_models.h"
 #include "common/error.h"
 #include "common/json.h"
 #include "common/strings.h"
@@ -36,8 +37,11 @@ void Driver::clear_way(const Wish& wish, const state::OperationRow& at_work) {
 void Driver::adopt_config(const Wish& wish) {
   const auto settings = wish.settings.value_or(std::map<std::string, std::string>());
   const Effective fresh = make_effective(file_.reload(), settings);
-  if (fresh.config.text("model.path").empty()) {
-    throw Error(Code::config, "model.path is not set", cat("name the folder of the checkpoint in ", file_.path()));
+  const auto models = hub_models(fresh.config);
+  const bool named = std::any_of(models.begin(), models.end(), [](const HubModel& m) { return m.key == "model"; });
+  if (!named && fresh.config.text("model.path").empty()) {
+    throw Error(Code::config, "neither model.path nor model.repo is set",
+                cat("name the folder of the checkpoint, or its repository and commit, in ", file_.path()));
   }
   const auto address = worker_address(file_.config(), settings_);
   const bool same_worker =

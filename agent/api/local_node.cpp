@@ -21,7 +21,7 @@ constexpr state::TimeMs kRestartWindow = int64_t{30} * 24 * 3600 * 1000;
 
 constexpr ActionKind kCommands[] = {ActionKind::start_rank, ActionKind::stop_rank, ActionKind::start_api,
                                     ActionKind::stop_api,   ActionKind::clean,     ActionKind::open_gate,
-                                    ActionKind::drain};
+                                    ActionKind::drain,      ActionKind::download,  ActionKind::end_download};
 
 std::string process_name(int rank) {
   return rank < 0 ? "api" : cat("rank", rank);
@@ -97,6 +97,7 @@ std::string to_json(const NodeCommand& c) {
          {"rank", c.rank},
          {"generation", c.generation},
          {"grace_ms", c.grace.count()}};
+  if (!c.request.empty()) j["request"] = c.request;
   if (!c.config.empty()) j["config"] = parse_json(c.config);
   return dump(j);
 }
@@ -110,7 +111,7 @@ NodeCommand parse_command(std::string_view json) {
       std::find_if(std::begin(kCommands), std::end(kCommands), [&](ActionKind k) { return name(k) == kind; });
   if (found == std::end(kCommands)) {
     throw Error(Code::usage, cat("action: kind '", kind, "' is unknown"),
-                "start_rank, stop_rank, clean, open_gate, drain");
+                "start_rank, stop_rank, clean, open_gate, drain, download, end_download");
   }
   constexpr int64_t kBig = int64_t{1} << 53;
   c.kind = *found;
@@ -122,13 +123,27 @@ NodeCommand parse_command(std::string_view json) {
     if (!it->is_object()) throw Error(Code::usage, "action: member 'config' must be an object");
     c.config = dump(*it);
   }
-  if (c.kind == ActionKind::start_rank && c.config.empty())
-    throw Error(Code::usage, "action: start_rank needs 'config'");
+  if (const auto it = j.find("request"); it != j.end() && !it->is_null()) {
+    if (!it->is_string() || it->get<std::string>().size() > 64)
+      throw Error(Code::usage, "action: member 'request' must be a short text");
+    c.request = it->get<std::string>();
+  }
+  const bool incomplete = (c.kind == ActionKind::start_rank && c.config.empty()) ||
+                          (c.kind == ActionKind::download && (c.config.empty() || c.request.empty()));
+  if (incomplete) {
+    throw Error(Code::usage, cat("action: ", name(c.kind), " needs 'config'",
+                                 c.kind == ActionKind::download ? " and 'request'" : ""));
+  }
   return c;
 }
 
-LocalNode::LocalNode(const AgentSettings& settings, supervise::Supervisor& supervisor, state::Database& db)
-    : settings_(settings), supervisor_(supervisor), processes_(db) {}
+LocalNode::LocalNode(const AgentSettings& settings, const ConfigFile& file, supervise::Supervisor& supervisor,
+                     state::Database& db, std::function<void()> on_change, std::function<void(const std::string&)> note)
+    : settings_(settings),
+      file_(file),
+      supervisor_(supervisor),
+      processes_(db),
+      fetcher_(std::move(on_change), std::move(note)) {}
 
 std::string LocalNode::socket_of(std::string_view process) const {
   return cat(settings_.run_dir, "/", process, ".sock");
@@ -145,6 +160,12 @@ void LocalNode::run(const NodeCommand& command) {
     case ActionKind::stop_rank:
     case ActionKind::stop_api:
       supervisor_.stop(process_name(command.rank), command.generation, command.grace);
+      break;
+    case ActionKind::download:
+      fetcher_.start(command.request, parse_hub_models(command.config), file_.config(), settings_.hub_cache);
+      break;
+    case ActionKind::end_download:
+      fetcher_.cancel();
       break;
     default:
       // clean: sockets go when a process ends. Gates and drains concern rank 0 and the API process, which the head's
@@ -223,6 +244,7 @@ NodeReport LocalNode::report() {
     p.restarts = std::max<int64_t>(0, processes_.started_since(v.name, now - kRestartWindow) - 1);
     r.processes.push_back(std::move(p));
   }
+  r.fetch = fetcher_.report();
   return r;
 }
 

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "agent/api/config_file.h"
+#include "agent/api/model_fetcher.h"
 #include "agent/api/report.h"
 #include "agent/api/settings.h"
 #include "agent/state/history.h"
@@ -21,7 +24,8 @@ struct NodeCommand {
   reconcile::ActionKind kind = reconcile::ActionKind::none;
   int rank = -1;
   uint64_t generation = 0;
-  std::string config;       ///< start_rank: RankConfig; start_api: ApiConfig (JSON)
+  std::string config;       ///< start_rank: RankConfig; start_api: ApiConfig; download: HubModels (JSON)
+  std::string request;      ///< download
   std::string config_hash;  ///< start_api
   std::chrono::milliseconds grace{20000};
 };
@@ -34,10 +38,14 @@ std::unique_ptr<supervise::ProcessStore> make_process_store(state::Processes& pr
 
 class LocalNode {
  public:
-  LocalNode(const AgentSettings& settings, supervise::Supervisor& supervisor, state::Database& db);
+  /// `on_change`: a download ended; `note`: its lines. Both from its thread.
+  LocalNode(const AgentSettings& settings, const ConfigFile& file, supervise::Supervisor& supervisor,
+            state::Database& db, std::function<void()> on_change, std::function<void(const std::string&)> note);
   /// Idempotent; never waits for a process. Throws Error.
   void run(const NodeCommand& command);
   NodeReport report();
+  /// Ends a download and calls back no more.
+  void pause() { fetcher_.stop(); }
   /// Asks every process to stop.
   void stop_all(std::chrono::milliseconds grace, bool only_ranks);
   bool any_alive();
@@ -49,9 +57,11 @@ class LocalNode {
   void start_api(const NodeCommand& command);
 
   const AgentSettings& settings_;
+  const ConfigFile& file_;
   supervise::Supervisor& supervisor_;
   state::Processes processes_;
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  ModelFetcher fetcher_;
 };
 
 }  // namespace glm53::agent

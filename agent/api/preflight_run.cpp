@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "agent/api/hub_models.h"
 #include "agent/preflight/preflight.h"
 #include "common/error.h"
 #include "common/http_client.h"
@@ -70,7 +71,16 @@ preflight::NodeResult check_own_node(const AgentSettings& settings, const Config
   for (const ProcessReport& p : report.processes) {
     if (!p.ended && p.pid > 0) options.own_pids.push_back(p.pid);
   }
-  const auto subject = preflight::subject_of(own, cluster.config, settings.role, settings.engine);
+  auto subject = preflight::subject_of(own, cluster.config, settings.role, settings.engine);
+  try {
+    for (const HubModel& m : hub_models(cluster.config)) {
+      const bool draft = m.key == "draft";
+      (draft ? subject.draft : subject.model) = snapshot_folder(settings.hub_cache, m);
+      (draft ? subject.draft_source : subject.model_source) = cat(m.repo, "@", m.commit);
+    }
+  } catch (const Error& e) {
+    log::debug(cat("preflight: ", e.line()));  // the check of the weights says that nothing usable is named
+  }
   return run_checks(subject, preflight::FileRoot(), *preflight::this_machine(), options);
 }
 

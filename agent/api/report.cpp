@@ -66,6 +66,36 @@ Json process_json(const ProcessReport& p) {
           {"config_hash", p.config_hash}};
 }
 
+Json fetch_json(const FetchReport& f) {
+  if (f.request.empty()) return nullptr;
+  Json error = nullptr;
+  if (!f.error.empty()) error = {{"code", f.error_code}, {"message", f.error}, {"remedy", f.remedy}};
+  return {{"request", f.request},
+          {"state", std::string(name(f.state))},
+          {"model", f.model},
+          {"bytes_done", f.bytes_done},
+          {"bytes_total", f.bytes_total},
+          {"rate", f.rate},
+          {"eta_s", f.eta_s},
+          {"error", error}};
+}
+
+FetchReport parse_fetch(const Json& j) {
+  FetchReport f;
+  f.request = text(j, "request");
+  f.state = reconcile::parse_weights(text(j, "state"));
+  f.model = text(j, "model");
+  f.bytes_done = number(j, "bytes_done");
+  f.bytes_total = number(j, "bytes_total");
+  f.rate = number(j, "rate");
+  f.eta_s = number(j, "eta_s");
+  const Json& error = object(j, "error");
+  f.error_code = text(error, "code");
+  f.error = text(error, "message");
+  f.remedy = text(error, "remedy");
+  return f;
+}
+
 ProcessReport parse_process(const Json& j) {
   ProcessReport p;
   p.name = text(j, "name");
@@ -112,6 +142,7 @@ Json to_json(const NodeReport& r) {
             {"memory_bytes", r.agent_memory},
             {"epoch", r.epoch}}},
           {"memory", {{"total", r.memory_total}, {"available", r.memory_available}}},
+          {"download", fetch_json(r.fetch)},
           {"processes", processes}};
 }
 
@@ -131,6 +162,7 @@ NodeReport parse_report(std::string_view json) {
   const Json& memory = object(j, "memory");
   r.memory_total = static_cast<uint64_t>(number(memory, "total"));
   r.memory_available = static_cast<uint64_t>(number(memory, "available"));
+  r.fetch = parse_fetch(object(j, "download"));
   const auto processes = j.find("processes");
   if (processes != j.end() && processes->is_array()) {
     for (const Json& p : *processes) {
@@ -145,11 +177,24 @@ int rank_of(std::string_view process_name) {
   return static_cast<int>(parse_int(process_name.substr(4)).value_or(-1));
 }
 
-reconcile::ObservedNode to_observed(const NodeReport& report, reconcile::Time now, bool reachable) {
+std::string fetch_text(const FetchReport& f) {
+  if (f.state == reconcile::Weights::failed) return f.error;
+  if (f.bytes_total <= 0) return cat(f.model, ": asking what there is");
+  return cat(f.model, ": ", f.bytes_done * 100 / f.bytes_total, " % of ", human_bytes(f.bytes_total), ", ",
+             human_bytes(f.rate), "/s");
+}
+
+reconcile::ObservedNode to_observed(const NodeReport& report, reconcile::Time now, bool reachable,
+                                    const std::string& request) {
   using std::chrono::milliseconds;
   reconcile::ObservedNode node;
   node.name = report.role;
   node.reachable = reachable;
+  const bool leftover = request.empty() && report.fetch.state == reconcile::Weights::fetching;
+  if (leftover || (!request.empty() && report.fetch.request == request)) {
+    node.weights = report.fetch.state;
+    node.weights_text = fetch_text(report.fetch);
+  }
   for (const ProcessReport& p : report.processes) {
     reconcile::ObservedProcess o;
     o.rank = rank_of(p.name);

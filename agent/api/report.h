@@ -9,6 +9,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "agent/api/model_fetcher.h"
 #include "agent/api/settings.h"
 #include "agent/reconcile/reconcile.h"
 #include "agent/supervise/supervisor.h"
@@ -36,6 +37,7 @@ struct NodeReport {
   uint64_t agent_memory = 0, memory_total = 0, memory_available = 0;
   uint64_t epoch = 0;  ///< newest one seen (a worker)
   std::vector<ProcessReport> processes;
+  FetchReport fetch;
 };
 
 nlohmann::ordered_json to_json(const NodeReport& report);
@@ -44,7 +46,12 @@ NodeReport parse_report(std::string_view json);
 
 /// Rank number of "rank3"; -1 for anything else.
 int rank_of(std::string_view process_name);
-reconcile::ObservedNode to_observed(const NodeReport& report, reconcile::Time now, bool reachable);
+/// `request`: of the models that are wanted now; what was fetched for another one does not count. Empty: none are
+/// wanted, and what is still on its way is a leftover.
+reconcile::ObservedNode to_observed(const NodeReport& report, reconcile::Time now, bool reachable,
+                                    const std::string& request);
+/// "org/name: 41 % of 164.2 GiB, 402.1 MiB/s", or the error.
+std::string fetch_text(const FetchReport& fetch);
 
 /// MemTotal and MemAvailable in bytes.
 struct HostMemory {

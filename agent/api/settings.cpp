@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <nlohmann/json.hpp>
 
+#include "agent/api/hub_models.h"
 #include "common/error.h"
 #include "common/file.h"
 #include "common/json.h"
@@ -82,6 +83,8 @@ AgentSettings agent_settings(const Config& config) {
   s.state_dir = absolute(config, "paths.state");
   s.run_dir = absolute(config, "paths.run");
   s.logs_dir = absolute(config, "paths.logs");
+  s.hub_cache =
+      (config.text("hub.home").empty() ? s.state_dir + "/huggingface" : absolute(config, "hub.home")) + "/hub";
   if (s.run_dir.size() > kLongestRunDir) {
     throw Error(Code::config, cat("paths.run = \"", s.run_dir, "\" is longer than ", kLongestRunDir, " bytes"),
                 "sockets live there and their paths are short; choose a shorter folder");
@@ -182,7 +185,7 @@ RankConfig rank_config(const Effective& effective, int rank, uint64_t generation
 RankConfig localize(RankConfig config, const AgentSettings& settings) {
   config.admin_socket = cat(settings.run_dir, "/rank", config.rank, ".sock");
   config.api_socket = config.rank == 0 ? settings.run_dir + "/ranks.sock" : "";
-  Json flat = parse_json(config.config_json);
+  Json flat = with_local_models(parse_json(config.config_json), settings.hub_cache);
   int threads = settings.threads;
   if (threads == 0) {
     const Config cluster = Config::from_json(flat, "configuration of the rank");
@@ -200,7 +203,7 @@ ApiConfig api_config(const Effective& effective, const AgentSettings& settings) 
   a.bind = effective.config.text("api.bind");
   a.port = static_cast<uint16_t>(effective.config.integer("api.port"));
   a.version = std::string(version());
-  a.config_json = effective.json;
+  a.config_json = dump(with_local_models(parse_json(effective.json), settings.hub_cache));
   return a;
 }
 

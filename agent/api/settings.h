@@ -17,6 +17,7 @@ struct AgentSettings {
   std::string role, name;  ///< "head" or "worker"; name for people
   std::string address;     ///< of ranks on this node, as the head's file says
   std::string state_dir, run_dir, logs_dir;
+  std::string hub_cache;  ///< of models that are named by repository
   std::string admin_socket;
   std::optional<HostPort> admin_listen;
   std::string admin_token;  ///< secret

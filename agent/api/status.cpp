@@ -16,6 +16,8 @@ constexpr uint64_t kLowMemory = uint64_t{1} << 30;
 
 std::string model_name(const Config& config) {
   if (!config.text("api.model_name").empty()) return config.text("api.model_name");
+  // Of a repository: its name, not the commit that its folder has.
+  if (config.text("model.path").empty()) return std::filesystem::path(config.text("model.repo")).filename().string();
   return std::filesystem::path(config.text("model.path")).lexically_normal().filename().string();
 }
 
@@ -48,11 +50,22 @@ Json api_json(const DriverView& v) {
           {"restarts", api == nullptr ? 0 : api->restarts}};
 }
 
+Json model_json(const DriverView& v) {
+  const auto text = [](const std::string& value) { return value.empty() ? Json(nullptr) : Json(value); };
+  const bool from_hub = v.config.text("model.path").empty();
+  return {{"path", v.config.text("model.path")},
+          {"name", model_name(v.config)},
+          {"repo", from_hub ? text(v.config.text("model.repo")) : Json(nullptr)},
+          {"revision", from_hub ? text(v.config.text("model.revision")) : Json(nullptr)},
+          {"digest", nullptr}};
+}
+
 Json node_json(const NodeReport& report, const std::string& address, bool reachable) {
   Json j = to_json(report);
   Json out{{"name", j["name"]}, {"role", j["role"]}, {"address", address}, {"reachable", reachable}};
   out["agent"] = j["agent"];
   out["memory"] = j["memory"];
+  out["download"] = j["download"];
   out["processes"] = j["processes"];
   return out;
 }
@@ -120,7 +133,7 @@ Json head_status(const DriverView& v, const ConfigFile::Drift& drift, const std:
   const bool running = v.generation && v.generation->ended_at == 0;
   return {{"cluster", cluster_json(v)},
           {"api", api_json(v)},
-          {"model", {{"path", v.config.text("model.path")}, {"name", model_name(v.config)}, {"digest", nullptr}}},
+          {"model", model_json(v)},
           {"config",
            {{"hash_running", running ? Json(v.generation->config_hash) : Json(nullptr)},
             {"hash_file", drift.hash_file.empty() ? Json(nullptr) : Json(drift.hash_file)},

@@ -187,6 +187,7 @@ void Streams::pump(EventStream& stream, const std::vector<NodeReport>& reports) 
 
 void Streams::send_progress(EventStream& stream, const std::vector<NodeReport>& reports) {
   for (const NodeReport& node : reports) {
+    send_download(stream, node);
     for (const ProcessReport& p : node.processes) {
       if (p.ended) continue;
       Json progress = nullptr;
@@ -205,6 +206,20 @@ void Streams::send_progress(EventStream& stream, const std::vector<NodeReport>& 
       stream.reply->write(sse("progress", dump(data)));
     }
   }
+}
+
+void Streams::send_download(EventStream& stream, const NodeReport& node) {
+  if (node.fetch.state != reconcile::Weights::fetching || node.fetch.bytes_total <= 0) return;
+  const Json progress = Json::array({node.fetch.bytes_done, node.fetch.bytes_total});
+  const Json data{{"at", state::now_ms()},     {"node", node.role},    {"process", "download"},
+                  {"phase", node.fetch.model}, {"progress", progress}, {"rate", node.fetch.rate},
+                  {"eta_s", node.fetch.eta_s}};
+  std::string& sent = stream.progress[cat(node.role, "download")];
+  const std::string essence = cat(node.fetch.model, dump(progress));
+  if (sent == essence) return;
+  sent = essence;
+  stream.spoke = steady_clock::now();
+  stream.reply->write(sse("progress", dump(data)));
 }
 
 }  // namespace glm53::agent

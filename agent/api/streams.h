@@ -60,6 +60,7 @@ class Streams {
   void run();
   void add(EventStream stream);
   void pump(EventStream& stream, const std::vector<NodeReport>& reports);
+  void send_download(EventStream& stream, const NodeReport& node);
   void send_progress(EventStream& stream, const std::vector<NodeReport>& reports);
   void serve();
 

@@ -104,9 +104,13 @@ std::string some(const std::vector<std::string>& names) {
   return join(first, ", ") + (names.size() > kNamed ? cat(" and ", names.size() - kNamed, " more") : std::string());
 }
 
-void judge(const FileRoot& root, const std::string& folder, const char* key, std::initializer_list<const char*> others,
-           Result& r) {
+void judge(const FileRoot& root, const std::string& folder, const std::string& source, const char* key,
+           std::initializer_list<const char*> others, Result& r) {
   std::error_code ec;
+  if (!source.empty() && !fs::is_directory(root.at(folder), ec)) {
+    r.measured = cat(source, " is not in the cache (", folder, "): a start downloads it");
+    return;
+  }
   if (!fs::is_directory(root.at(folder), ec)) {
     fail(r, cat(key, " ", folder, " is no folder"), cat("set ", key, ", or copy the checkpoint there"));
     return;
@@ -117,6 +121,10 @@ void judge(const FileRoot& root, const std::string& folder, const char* key, std
   std::string trouble;
   if (!c.missing.empty()) trouble = cat(c.missing.size(), " files are missing in ", folder, ": ", some(c.missing));
   if (!c.damaged.empty()) trouble += (trouble.empty() ? "" : "; ") + some(c.damaged);
+  if (!trouble.empty() && !source.empty()) {
+    r.measured = trouble + ": a start downloads them";
+    return;
+  }
   if (!trouble.empty()) fail(r, trouble, "download or copy the checkpoint again; files that are complete are kept");
 }
 
@@ -138,9 +146,10 @@ void check_weights(const Context& c, Result& r) {
   } else if (c.subject.devices.empty()) {
     skip(r, "no rank on this node");
   } else if (c.subject.model.empty()) {
-    fail(r, "model.path is not set", "name the folder of the checkpoint in model.path");
+    fail(r, "neither model.path nor model.repo with a commit is set",
+         "name the folder of the checkpoint in model.path, or model.repo and model.revision (40 hex digits)");
   } else {
-    judge(c.files, c.subject.model, "model.path", {"config.json", "tokenizer.json"}, r);
+    judge(c.files, c.subject.model, c.subject.model_source, "model.path", {"config.json", "tokenizer.json"}, r);
   }
 }
 
@@ -150,7 +159,7 @@ void check_draft(const Context& c, Result& r) {
   } else if (!c.subject.stand_in.empty() || c.subject.devices.empty()) {
     skip(r, "no rank of the engine on this node");
   } else {
-    judge(c.files, c.subject.draft, "draft.path", {"config.json"}, r);
+    judge(c.files, c.subject.draft, c.subject.draft_source, "draft.path", {"config.json"}, r);
   }
 }
 

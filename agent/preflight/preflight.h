@@ -26,7 +26,8 @@ struct Subject {
   std::string engine;  ///< program of ranks and API process
   std::string
       stand_in;  ///< engine.rank_path: a program that is not the engine, with its own idea of weights; may be empty
-  std::string model, draft;  ///< folders; draft may be empty
+  std::string model, draft;                ///< folders; draft may be empty
+  std::string model_source, draft_source;  ///< "org/name@commit" when a start downloads what is missing
   std::string api_bind;
   uint16_t api_port = 0, ranks_port = 0;
   int64_t kv_bytes = 0, reserve = 0;

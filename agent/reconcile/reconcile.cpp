@@ -9,9 +9,10 @@
 namespace glm53::reconcile {
 namespace {
 
-constexpr std::array<std::string_view, 12> kActions{"none",      "backoff",   "preflight",  "clean",
-                                                    "start_api", "stop_api",  "start_rank", "wait_ready",
-                                                    "warm_up",   "open_gate", "drain",      "stop_rank"};
+constexpr std::array<std::string_view, 14> kActions{"none",    "backoff",   "preflight", "download",   "end_download",
+                                                    "clean",   "start_api", "stop_api",  "start_rank", "wait_ready",
+                                                    "warm_up", "open_gate", "drain",     "stop_rank"};
+constexpr std::array<std::string_view, 4> kWeights{"none", "fetching", "present", "failed"};
 constexpr std::array<std::string_view, 8> kCauses{"none",    "exited",  "killed", "lost",
                                                   "stalled", "timeout", "canary", "requested"};
 constexpr std::array<std::string_view, 7> kStates{"down", "preparing", "loading", "warming",
@@ -40,12 +41,18 @@ class Planner {
     if (o_.nodes.empty()) return {};
     stop_leftovers();
     if (check_first()) return std::move(out_);
+    if (!o_.generation && must_fetch()) {
+      fetch();
+      return std::move(out_);
+    }
     keep_api();
     if (o_.generation) {
       with_generation();
     } else {
       without_generation();
     }
+    if (must_fetch()) fetch();  // for a restart; what serves is looked after first
+    end_downloads();
     return std::move(out_);
   }
 
@@ -62,7 +69,8 @@ class Planner {
     if (!o_.gate_open) {
       return {ClusterState::warming, o_.canary == Canary::running ? "waiting for the canary" : "opening the gate"};
     }
-    return {ClusterState::up, unreachable_text()};
+    const std::string lost = unreachable_text();
+    return {ClusterState::up, lost.empty() ? fetch_text() : lost};
   }
 
  private:
@@ -156,7 +164,7 @@ class Planner {
     if (g.ending != Cause::none) return Reason{g.ending, g.ending_code, g.ending_reason};
     if (auto reason = dead_rank()) return reason;
     if (!w_.running) return Reason{Cause::requested, 0, "stopped by request"};
-    if (g.n < w_.min_generation) return Reason{Cause::requested, 0, "restarted by request"};
+    if (g.n < w_.min_generation && fetched()) return Reason{Cause::requested, 0, "restarted by request"};
     if (auto reason = silent_rank()) return reason;
     if (!g.was_up && !all(RankState::ready) && now_ > g.started_at + w_.limits.ready_timeout) {
       return Reason{Cause::timeout, 0, cat("not ready within ranks.ready_timeout; ", waiting_for())};
@@ -249,6 +257,49 @@ class Planner {
     if (o_.preflight == Preflight::none) add(make(head().name, ActionKind::preflight));
     if (o_.preflight == Preflight::running) add(make(head().name, ActionKind::wait_ready, "checks of the nodes"));
     return true;
+  }
+
+  /// Takes part: has a rank, or is the head, whose API process needs the tokenizer.
+  bool takes_part(const ObservedNode& node) const {
+    return &node == &head() || std::find(w_.ranks.begin(), w_.ranks.end(), node.name) != w_.ranks.end();
+  }
+  /// Every node has the models, or none is needed.
+  bool fetched() const {
+    return !w_.from_hub || std::all_of(o_.nodes.begin(), o_.nodes.end(), [&](const ObservedNode& n) {
+      return n.weights == Weights::present || !takes_part(n);
+    });
+  }
+  const ObservedNode* fetch_failure() const {
+    if (!w_.running || !w_.from_hub) return nullptr;
+    const auto it = std::find_if(o_.nodes.begin(), o_.nodes.end(),
+                                 [&](const ObservedNode& n) { return n.weights == Weights::failed && takes_part(n); });
+    return it == o_.nodes.end() ? nullptr : &*it;
+  }
+  std::string fetch_text() const {
+    std::string text;
+    for (const ObservedNode& n : o_.nodes) {
+      if (n.weights == Weights::fetching) text += cat(text.empty() ? "" : "; ", n.name, ": ", n.weights_text);
+    }
+    return text;
+  }
+
+  void end_downloads() {
+    for (const ObservedNode& n : o_.nodes) {
+      if (!w_.running && n.reachable && n.weights == Weights::fetching) add(make(n.name, ActionKind::end_download));
+    }
+  }
+
+  /// A start or a restart waits for its models.
+  bool must_fetch() const {
+    return w_.running && !fetched() && (!o_.generation || o_.generation->n < w_.min_generation);
+  }
+  void fetch() {
+    if (fetch_failure() != nullptr || judge(o_.ends, w_.changed_at, w_.limits.max_restarts).blocked) return;
+    for (const ObservedNode& n : o_.nodes) {
+      if (!takes_part(n) || !n.reachable) continue;
+      if (n.weights == Weights::none) add(make(n.name, ActionKind::download));
+      if (n.weights == Weights::fetching) add(make(n.name, ActionKind::wait_ready, n.weights_text));
+    }
   }
 
   /// Starts the API process when it should live; ends one that is deaf.
@@ -428,20 +479,25 @@ class Planner {
     if (!w_.running) {
       const bool anything = std::any_of(o_.nodes.begin(), o_.nodes.end(), [](const ObservedNode& n) {
         return n.reachable &&
-               std::any_of(n.processes.begin(), n.processes.end(), [](const ObservedProcess& p) { return !p.end; });
+               (n.weights == Weights::fetching ||
+                std::any_of(n.processes.begin(), n.processes.end(), [](const ObservedProcess& p) { return !p.end; }));
       });
       return {anything ? ClusterState::draining : ClusterState::down, anything ? "processes are stopping" : ""};
     }
     if (verdict.blocked) return {ClusterState::failed, verdict.reason};
     if (o_.preflight == Preflight::failed) return {ClusterState::failed, o_.preflight_error};
+    if (const ObservedNode* node = fetch_failure()) {
+      return {ClusterState::failed, cat(node->name, ": ", node->weights_text)};
+    }
     if (!o_.nodes.empty() && api_failed_for_good()) return {ClusterState::failed, api_end_text()};
     if (verdict.not_before && now_ < *verdict.not_before) {
       return {ClusterState::preparing,
               cat("next start in ", std::chrono::ceil<std::chrono::seconds>(*verdict.not_before - now_).count(),
                   " s after: ", verdict.reason)};
     }
-    const std::string text = unreachable_text();
-    return {ClusterState::preparing, text.empty() ? "starting" : text};
+    if (const std::string text = unreachable_text(); !text.empty()) return {ClusterState::preparing, text};
+    const std::string fetching = fetch_text();
+    return {ClusterState::preparing, fetching.empty() ? "starting" : fetching};
   }
 
   const Wanted& w_;
@@ -462,6 +518,15 @@ std::string_view name(Cause cause) {
 }
 std::string_view name(ClusterState state) {
   return kStates[static_cast<size_t>(state)];
+}
+
+std::string_view name(Weights state) {
+  return kWeights[static_cast<size_t>(state)];
+}
+
+Weights parse_weights(std::string_view text) {
+  const auto it = std::find(kWeights.begin(), kWeights.end(), text);
+  return it == kWeights.end() ? Weights::none : static_cast<Weights>(it - kWeights.begin());
 }
 
 Cause parse_cause(std::string_view text) {

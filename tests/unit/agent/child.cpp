@@ -1,6 +1,6 @@
 // A small child that keeps the rank contract, as a rank or as the API process, and dies on request. Its folder
-// (model.path) holds the requests: a file die.NAME.PHASE with "kill", "hang", "ignore" or an exit code is obeyed once,
-// always.NAME.PHASE every time.
+// (draft.path, else model.path) holds the requests: a file die.NAME.PHASE with "kill", "hang", "ignore" or an exit code
+// is obeyed once, always.NAME.PHASE every time.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -132,7 +132,8 @@ Self read_self(const std::string& kind) {
     self.generation = config.generation;
     settings = config.config_json;
   }
-  self.folder = Config::from_json(parse_json(settings), "child").text("model.path");
+  const Config config = Config::from_json(parse_json(settings), "child");
+  self.folder = config.text(config.text("draft.path").empty() ? "model.path" : "draft.path");
   return self;
 }
 

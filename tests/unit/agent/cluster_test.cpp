@@ -14,11 +14,13 @@
 #include "common/strings.h"
 #include "tests/temp_dir.h"
 #include "tests/unit/agent/eventually.h"
+#include "tests/unit/hub/fake_hub.h"
 
 using namespace glm53;
 using namespace glm53::agent;
 using namespace std::chrono_literals;
 using test::eventually;
+using test::FakeHub;
 using Json = nlohmann::ordered_json;
 
 namespace {
@@ -28,9 +30,18 @@ uint16_t free_port() {
   return local_port(fd.get());
 }
 
+/// A safetensors file of one tensor.
+std::string one_tensor(size_t bytes, const std::string& seed) {
+  const std::string header = cat(R"({"t":{"dtype":"U8","shape":[)", bytes, R"(],"data_offsets":[0,)", bytes, "]}}");
+  std::string out;
+  for (int shift = 0; shift < 64; shift += 8) out += static_cast<char>(header.size() >> shift & 0xff);
+  return out + header + seed + std::string(bytes - seed.size(), 'w');
+}
+
 class TestCluster {
  public:
-  explicit TestCluster(bool with_worker = true, const std::string& more = "") : with_worker_(with_worker) {
+  explicit TestCluster(bool with_worker = true, const std::string& more = "", const std::string& more_worker = "")
+      : with_worker_(with_worker) {
     make_dirs(dir_ / "model");
     write_file(dir_ / "token", "the-token-of-the-tests\n", 0600);
     const uint16_t port = free_port();
@@ -49,7 +60,7 @@ class TestCluster {
             "[api]\nport = ", free_port(), "\n[ranks]\nport = ", free_port(),
             "\nstop_grace = \"3s\"\norphan_timeout = \"2s\"\nwatchdog = \"20s\"\n", more));
     write_file(dir_ / "worker.toml", cat("[node]\nrole = \"worker\"\n", paths("worker"),
-                                         "[admin]\nlisten = \"127.0.0.1:", port, "\"\n", token, common));
+                                         "[admin]\nlisten = \"127.0.0.1:", port, "\"\n", token, common, more_worker));
     if (with_worker) start_worker();
     start_head();
   }
@@ -116,6 +127,11 @@ class TestCluster {
     const Json one = process(name)["pid"];
     return one.is_number() ? one.get<pid_t>() : 0;
   }
+  /// Kills it once its id is known; 0 would be our own process group.
+  bool kill(const std::string& name) {
+    pid_t found = 0;
+    return eventually([&] { return (found = pid(name)) > 0; }) && ::kill(found, SIGKILL) == 0;
+  }
   void request(const std::string& what, const std::string& act) { write_file(dir_ / ("model/" + what), act); }
   const test::TempDir& dir() const { return dir_; }
 
@@ -165,6 +181,95 @@ TEST_CASE("start, status, stop") {
   c.start_worker();
 }
 
+TEST_CASE("a start fetches the model that is named by repository on every node, and a restart the next one") {
+  FakeHub hub;
+  for (const char* repo : {"org/model", "org/other"}) {
+    hub.add(repo, "config.json", "{}", false);
+    hub.add(repo, "tokenizer.json", "{}", false);
+    hub.add(repo, "model.safetensors", one_tensor(300'000, repo), true);
+  }
+  const std::string keys =
+      cat("[hub]\nendpoint = \"", hub.endpoint(), "\"\ndisk_reserve = 0\ngive_up_after = \"500ms\"\n");
+  const auto model = [](const std::string& repo) {
+    return cat("repo = \"", repo, "\"\nrevision = \"", FakeHub::commit(), "\"");
+  };
+  // The nodes' models are folders of their own; the children meet in another one.
+  TestCluster c(true, cat("[draft]\npath = \"model\"\n", keys), keys);
+  const auto use = [&](const std::string& from, const std::string& to) {
+    std::string toml = read_file(c.dir() / "head.toml");
+    toml.replace(toml.find(from), from.size(), to);
+    write_file(c.dir() / "head.toml", toml);
+  };
+  const auto has = [&](const char* node, const std::string& repo) {
+    return std::filesystem::exists(c.dir() / cat(node, "/state/huggingface/hub/models--org--", repo, "/snapshots/",
+                                                 FakeHub::commit(), "/model.safetensors"));
+  };
+  use("path = \"model\"", "repo = \"org/model\"\nrevision = \"main\"");
+  CHECK(c.put(kRunning)["error"]["message"].get<std::string>().find("is no commit") != std::string::npos);
+  use("repo = \"org/model\"\nrevision = \"main\"", model("org/gone"));
+  const auto failed = c.put(kRunning, 202)["operation"].get<std::string>();
+  REQUIRE(eventually([&] { return c.get("/operations/" + failed)["state"] == "failed"; }));
+  CHECK(c.get("/operations/" + failed)["error"]["message"].get<std::string>().find("E620") != std::string::npos);
+  CHECK(c.state() == "failed");
+
+  use("org/gone", "org/model");
+  const auto id = c.put(kRunning, 202)["operation"].get<std::string>();
+  REQUIRE(c.reaches("up"));
+  std::string actions;
+  const Json record = c.get("/operations/" + id);
+  for (const Json& a : record["actions"]) {
+    if (a["action"] == "download") actions += cat(a["node"].get<std::string>(), " ");
+  }
+  CHECK(actions == "head worker ");
+  CHECK(has("head", "model"));
+  CHECK(has("worker", "model"));
+  CHECK(c.get("/status")["model"]["name"] == "model");
+  CHECK(c.get("/status")["nodes"][1]["download"]["state"] == "present");
+
+  // A restart that cannot have its model leaves what serves alone.
+  const pid_t rank0 = c.pid("rank0");
+  use("org/model", "org/gone");
+  const auto lost = c.put({{"state", "running"}, {"restart", true}}, 202)["operation"].get<std::string>();
+  REQUIRE(eventually([&] { return c.get("/operations/" + lost)["state"] == "failed"; }));
+  CHECK(c.state() == "up");
+  CHECK(c.pid("rank0") == rank0);
+  use("org/gone", "org/other");
+  c.put({{"state", "running"}, {"restart", true}, {"drain_ms", 0}}, 202);
+  REQUIRE(eventually([&] { return c.generation() == 2 && c.state() == "up"; }));
+  CHECK(has("worker", "other"));
+  // Complete and pinned: nothing is asked of the Hub.
+  const int requests = hub.api_requests;
+  c.put({{"state", "running"}, {"restart", true}, {"drain_ms", 0}}, 202);
+  REQUIRE(eventually([&] { return c.generation() == 3 && c.state() == "up"; }));
+  CHECK(hub.api_requests == requests);
+}
+
+TEST_CASE("stop ends a download, and the next start goes on with it") {
+  FakeHub hub;
+  hub.add("org/model", "config.json", "{}", false);
+  hub.add("org/model", "tokenizer.json", "{}", false);
+  hub.add("org/model", "model.safetensors", one_tensor(3'000'000, "x"), true);
+  hub.faults.bytes_per_s = 500'000;
+  const std::string keys = cat("[hub]\nendpoint = \"", hub.endpoint(), "\"\ndisk_reserve = 0\n");
+  TestCluster c(false, keys);
+  std::string toml = read_file(c.dir() / "head.toml");
+  toml.replace(toml.find("path = \"model\""), 14, cat("repo = \"org/model\"\nrevision = \"", FakeHub::commit(), "\""));
+  write_file(c.dir() / "head.toml", toml);
+  c.put(kRunning, 202);
+  REQUIRE(eventually([&] {
+    const Json download = c.get("/status")["nodes"][0]["download"];
+    return download.is_object() && download["bytes_done"].get<int64_t>() > 200'000;
+  }));
+  CHECK(c.get("/status")["cluster"]["reason"].get<std::string>().find("org/model") != std::string::npos);
+  c.put({{"state", "stopped"}, {"preempt", true}}, 202);
+  REQUIRE(c.reaches("down"));
+  hub.faults.bytes_per_s = 0;
+  const int64_t before = hub.body_bytes;
+  c.put(kRunning, 202);
+  REQUIRE(c.reaches("up"));
+  CHECK(hub.body_bytes - before < 3'000'000);
+}
+
 TEST_CASE("a rank killed in any phase, on either node, costs one generation") {
   for (const char* name : {"rank0", "rank1"}) {
     for (const char* phase : {"exec", "init", "rendezvous", "load_target", "warmup", "ready"}) {
@@ -192,7 +297,7 @@ TEST_CASE("a start asked for while the next attempt waits happens at once") {
   c.put(kRunning, 202);
   for (const uint64_t n : {1, 2}) {
     REQUIRE(eventually([&] { return c.generation() == n && c.state() == "up"; }));
-    REQUIRE(::kill(c.pid("rank0"), SIGKILL) == 0);
+    REQUIRE(c.kill("rank0"));
   }
   REQUIRE(eventually([&] {
     return c.get("/status")["cluster"]["reason"].get<std::string>().find("next start in") != std::string::npos;
@@ -285,7 +390,7 @@ TEST_CASE("an agent that ends in the middle of a start goes on with it") {
   c.end_head();
   c.start_head();
   CHECK(c.get("/status")["cluster"]["operation"] == id);
-  REQUIRE(::kill(c.pid("rank1"), SIGKILL) == 0);
+  REQUIRE(c.kill("rank1"));
   REQUIRE(eventually([&] { return c.generation() == 2 && c.state() == "up"; }));
   CHECK(eventually([&] { return c.get("/operations/" + id)["state"] == "done"; }));
 }

@@ -160,9 +160,44 @@ TEST_CASE("commands for a node") {
   for (const char* wrong :
        {"", "[]", "{}", R"({"kind":"format_disk"})", R"({"kind":"warm_up"})", R"({"kind":"stop_rank","rank":"one"})",
         R"({"kind":"stop_rank","rank":99999})", R"({"kind":"start_rank","rank":1})",
-        R"({"kind":"start_rank","rank":1,"config":7})", R"({"kind":"stop_rank","grace_ms":-1})"}) {
+        R"({"kind":"download","config":{"models":[]}})", R"({"kind":"download","request":"1"})",
+        R"({"kind":"download","request":7,"config":{"models":[]}})", R"({"kind":"start_rank","rank":1,"config":7})",
+        R"({"kind":"stop_rank","grace_ms":-1})"}) {
     CAPTURE(wrong);
     CHECK_THROWS_AS(parse_command(wrong), Error);
+  }
+}
+
+TEST_CASE("models by repository: what is named, and what a command may name") {
+  Config cluster;
+  CHECK(hub_models(cluster).empty());
+  const std::string commit(40, 'a');
+  cluster.set("model.repo", "org/name", "test");
+  CHECK_THROWS_WITH_AS(hub_models(cluster), doctest::Contains("is no commit"), Error);
+  cluster.set("model.revision", "main", "test");
+  CHECK_THROWS_AS(hub_models(cluster), Error);
+  cluster.set("model.revision", commit, "test");
+  cluster.set("draft.repo", "org/draft", "test");
+  cluster.set("draft.revision", commit, "test");
+  const auto models = hub_models(cluster);
+  CHECK(models == std::vector<HubModel>{{"model", "org/name", commit}, {"draft", "org/draft", commit}});
+  CHECK(parse_hub_models(agent::to_json(models)) == models);
+  const Config local = with_local_models(cluster, "/cache/hub");
+  CHECK(local.text("model.path") == cat("/cache/hub/models--org--name/snapshots/", commit));
+  CHECK(local.text("draft.path") == cat("/cache/hub/models--org--draft/snapshots/", commit));
+  cluster.set("model.path", "/model", "test");
+  CHECK(hub_models(cluster).size() == 1);  // a path wins
+  CHECK(with_local_models(cluster, "/cache/hub").text("model.path") == "/model");
+  const auto body = [&](const std::string& key, const std::string& repo, const std::string& hash) {
+    return dump({{"models", {{{"key", key}, {"repo", repo}, {"commit", hash}}}}});
+  };
+  CHECK(parse_hub_models(body("model", "org/name", commit)).size() == 1);
+  for (const std::string& wrong :
+       {std::string("[]"), std::string("{"), std::string(R"({"models":7})"), std::string(R"({"models":[]})"),
+        std::string(R"({"models":[7]})"), body("api", "org/name", commit), body("model", "../..", commit),
+        body("model", "org/name", "main"), body("model", "/etc", commit), body("model", "org/name", "../../x")}) {
+    CAPTURE(wrong);
+    CHECK_THROWS_AS(parse_hub_models(wrong), Error);
   }
 }
 
@@ -184,6 +219,7 @@ TEST_CASE("a node's report survives the way, and a strange one is taken as it is
   q.exit_signal = 9;
   q.ended_ms_ago = 50;
   r.processes = {p, q};
+  r.fetch = {"17", reconcile::Weights::failed, "org/name", 5, 9, 2, 3, "unavailable", "E640 hub: full", "make room"};
   const NodeReport back = parse_report(dump(agent::to_json(r)));
   REQUIRE(back.processes.size() == 2);
   CHECK(back.processes[0].progress == p.progress);
@@ -191,7 +227,20 @@ TEST_CASE("a node's report survives the way, and a strange one is taken as it is
   CHECK_FALSE(back.processes[0].ended);
   CHECK(back.processes[1].exit_signal == 9);
   CHECK_FALSE(back.processes[1].exit_code);
-  const auto observed = to_observed(back, reconcile::Time(std::chrono::milliseconds(1000)), true);
+  const auto observed = to_observed(back, reconcile::Time(std::chrono::milliseconds(1000)), true, "");
+  CHECK(back.fetch.request == "17");
+  CHECK(back.fetch.bytes_total == 9);
+  CHECK(back.fetch.remedy == "make room");
+  const auto weights = [&](const std::string& request) { return to_observed(back, {}, true, request).weights; };
+  CHECK(weights("17") == reconcile::Weights::failed);
+  CHECK(weights("18") == reconcile::Weights::none);  // of another wish
+  CHECK(to_observed(back, {}, true, "17").weights_text == "E640 hub: full");
+  CHECK(observed.weights == reconcile::Weights::none);
+  NodeReport busy = back;
+  busy.fetch.state = reconcile::Weights::fetching;
+  CHECK(to_observed(busy, {}, true, "").weights == reconcile::Weights::fetching);  // a leftover
+  CHECK(to_observed(busy, {}, true, "18").weights == reconcile::Weights::none);
+  CHECK(to_observed(busy, {}, true, "17").weights_text == "org/name: 55 % of 9 B, 2 B/s");
   CHECK(observed.processes[0].rank == 1);
   CHECK(observed.processes[0].last_heard == reconcile::Time(std::chrono::milliseconds(900)));
   CHECK(observed.processes[1].end->signal == 9);

@@ -26,7 +26,9 @@ struct World {
     w.ranks = {"head", "worker"};
     w.config_hash = "h";
     w.changed_at = kNow - 1h;
-    o.nodes = {ObservedNode{"head", true, {}}, ObservedNode{"worker", true, {}}};
+    o.nodes.resize(2);
+    o.nodes[0].name = "head";
+    o.nodes[1].name = "worker";
     api();
   }
   World& stopped() {
@@ -174,6 +176,60 @@ TEST_CASE("a start begins with the checks, and nothing is started before they pa
   });
   CHECK(cluster_view(fresh(Preflight::failed).w, fresh(Preflight::failed).o, kNow).reason ==
         "E214 head: port 8888 is in use");
+}
+
+TEST_CASE("models that are named by repository are fetched before anything needs them") {
+  using S = ClusterState;
+  const auto hub = [](World x, Weights head, Weights worker) {
+    return x.with([&](World& y) {
+      y.w.from_hub = true;
+      y.o.nodes[0].weights = head;
+      y.o.nodes[1].weights = worker;
+      for (auto& n : y.o.nodes) {
+        if (n.weights == Weights::failed) n.weights_text = "E640 hub: no space";
+        if (n.weights == Weights::fetching) n.weights_text = "org/name: 4 %";
+      }
+    });
+  };
+  const auto restart = [](World x) { return x.with([](World& y) { y.w.min_generation = 2; }); };
+  using enum Weights;
+  check({
+      {"both lack it", hub(World().no_api(), none, none), "head:download worker:download", S::preparing},
+      {"one lacks it", hub(World().no_api(), present, none), "worker:download", S::preparing},
+      {"on its way", hub(World().no_api(), fetching, fetching), "", S::preparing},
+      {"one is there", hub(World().no_api(), present, fetching), "", S::preparing},
+      {"both have it", hub(World().no_api(), present, present), "head:start_api", S::preparing},
+      {"one failed: nothing further begins", hub(World().no_api(), none, failed), "", S::failed},
+      {"the other one may end its own", hub(World().no_api(), fetching, failed), "", S::failed},
+      {"checks first", hub(World().no_api(), none, none).with([](World& x) { x.o.preflight = Preflight::none; }),
+       "head:preflight", S::preparing},
+      {"a worker that does not answer is waited for",
+       hub(World().no_api(), none, none).with([](World& x) { x.o.nodes[1].reachable = false; }), "head:download",
+       S::preparing},
+      {"a worker without a rank needs none",
+       hub(World().no_api(), present, none).with([](World& x) { x.w.ranks = {"head"}; }), "head:start_api",
+       S::preparing},
+      {"a model by its path needs none", World().no_api(), "head:start_api", S::preparing},
+      {"what serves is not asked", hub(World().up(), none, none), "", S::up},
+      {"a restart fetches while the old generation serves", hub(restart(World().up()), none, none),
+       "head:download worker:download", S::up},
+      {"and goes on serving", hub(restart(World().up()), fetching, present), "", S::up},
+      {"and when it failed", hub(restart(World().up()), present, failed), "", S::up},
+      {"then it restarts", hub(restart(World().up()), present, present), "head:drain", S::draining},
+      {"stop ends it", hub(World().no_api().stopped(), fetching, fetching), "head:end_download worker:end_download",
+       S::draining},
+      {"stopping comes first", hub(World().up().stopped(), fetching, present), "head:drain", S::draining},
+      {"then nothing is left", hub(World().no_api().stopped(), none, none), "", S::down},
+      {"a dead rank is looked after meanwhile",
+       hub(restart(World().up()), fetching, fetching).with([](World& x) { x.dead(1, {}, 9); }), "head:stop_rank0",
+       S::preparing},
+  });
+  CHECK(cluster_view(hub(World().no_api(), present, failed).w, hub(World().no_api(), present, failed).o, kNow).reason ==
+        "worker: E640 hub: no space");
+  CHECK(cluster_view(hub(World(), present, fetching).w, hub(World(), present, fetching).o, kNow).reason ==
+        "worker: org/name: 4 %");
+  for (const Weights w : {none, fetching, present, failed}) CHECK(parse_weights(name(w)) == w);
+  CHECK(parse_weights("flying") == none);
 }
 
 TEST_CASE("a generation's number is above every number seen") {
@@ -574,6 +630,8 @@ class Simulation {
         x_.o.drain_since = now_;
         break;
       case ActionKind::preflight:
+      case ActionKind::download:
+      case ActionKind::end_download:
       case ActionKind::none:
       case ActionKind::wait_ready:
       case ActionKind::backoff:

@@ -138,9 +138,9 @@ TEST_CASE("starting the same thing twice starts it once") {
 
 TEST_CASE("stop: SIGTERM, then SIGKILL after the grace") {
   Fixture f;
-  f.shell("rank0", 1, "trap 'exit 7' TERM; while :; do sleep 0.01; done");
+  f.shell("rank0", 1, "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done");
   f.shell("rank1", 1, "trap '' TERM; echo deaf; while :; do sleep 0.01; done");
-  REQUIRE(eventually([&] { return f.log("rank1", 1) == "deaf\n"; }));
+  REQUIRE(eventually([&] { return f.log("rank0", 1) == "ready\n" && f.log("rank1", 1) == "deaf\n"; }));
   f.supervisor->stop("rank0", 1, 60s);
   f.supervisor->stop("rank1", 1, 50ms);
   REQUIRE(f.ended("rank0"));

@@ -33,6 +33,23 @@ TEST_CASE("bars show phase, share and bytes of every process") {
   CHECK(bars[1].find('%') == std::string::npos);
 }
 
+TEST_CASE("downloads of two nodes are two bars, which go when they are done") {
+  OperationView view;
+  const auto event = [](const char* node, int done) {
+    return nlohmann::ordered_json{
+        {"node", node}, {"process", "download"}, {"phase", "org/name"}, {"progress", {done, 4194304}}}
+        .dump();
+  };
+  CHECK(view.take("progress", event("head", 1048576)) == Lines{"download on head: org/name"});
+  CHECK(view.take("progress", event("worker", 2097152)) == Lines{"download on worker: org/name"});
+  CHECK(view.take("progress", event("worker", 2097153)).empty());
+  const auto bars = view.bars(100);
+  REQUIRE(bars.size() == 2);
+  CHECK(bars[0].find("1.0 MiB of 4.0 MiB") != std::string::npos);
+  view.take("progress", event("worker", 4194304));
+  CHECK(view.bars(100).size() == 1);
+}
+
 TEST_CASE("launched once rank 0 was started") {
   OperationView view;
   view.take("action", R"({"node":"worker","kind":"start_rank","rank":1,"state":"done"})");

@@ -45,7 +45,17 @@ const Row kRows[] = {
     {"residue", Verdict::warn, "1 shared memory objects", [](World& w) { w.file("/dev/shm/nccl-abc", "x"); }},
     {"engine", Verdict::fail, "no program", [](World& w) { w.remove("/engine"); }},
     {"engine", Verdict::fail, "/other is no program", [](World& w) { w.subject.stand_in = "/other"; }},
-    {"weights", Verdict::fail, "model.path is not set", [](World& w) { w.subject.model.clear(); }},
+    {"weights", Verdict::fail, "neither model.path nor model.repo", [](World& w) { w.subject.model.clear(); }},
+    {"weights", Verdict::pass, "a start downloads it",
+     [](World& w) {
+       w.remove("/model");
+       w.subject.model_source = "org/name@c";
+     }},
+    {"weights", Verdict::pass, "a start downloads them",
+     [](World& w) {
+       w.remove("/model/model-00002.safetensors");
+       w.subject.model_source = "org/name@c";
+     }},
     {"weights", Verdict::fail, "is no folder", [](World& w) { w.remove("/model"); }},
     {"weights", Verdict::fail, "model-00002.safetensors", [](World& w) { w.remove("/model/model-00002.safetensors"); }},
     {"weights", Verdict::fail, "of 65 bytes", [](World& w) { w.shard("/model/model-00001.safetensors", 3); }},
@@ -120,7 +130,7 @@ TEST_CASE("each check sees what it is for, says the value and what to do") {
     CAPTURE(r.measured);
     CHECK(r.verdict == row.verdict);
     CHECK(r.measured.find(row.says) != std::string::npos);
-    CHECK_FALSE(r.remedy.empty());
+    CHECK(r.remedy.empty() == (row.verdict == Verdict::pass));
     seen.insert(row.check);
   }
   // Every check but the one that only tells, and the probes that this version lacks, is in the table.
