@@ -2,7 +2,8 @@
 # Runs one stage of the CUDA tests on a machine with a GPU and nothing else of ours, from a bundle, and prints JSON.
 #   bench/device.sh STAGE BUNDLE [LOG_FOLDER]
 # STAGE golden: the vectors of the EXL3 format and of the whole model through every backend;
-#       unit: the operators' unit tests (the CPU's, as yet);  memcheck, racecheck: golden_exl3 under compute-sanitizer.
+#       kernels: operators on the GPU against f64;  memcheck, initcheck, racecheck: these under compute-sanitizer;
+#       ops: bench_ops, time of single operators.
 # BUNDLE holds bin/PROGRAM and lib/ (scripts/bundle.sh --tests). The programs' own text goes to LOG_FOLDER.
 set -uo pipefail
 stage=${1:-} bundle=${2:-} logs=${3:-.}
@@ -10,10 +11,11 @@ stage=${1:-} bundle=${2:-} logs=${3:-.}
 bundle=$(cd "$bundle" && pwd)
 case $stage in
   golden) programs=(golden_exl3 golden_model) checker=() ;;
-  unit) programs=(unit_kernels) checker=() ;;
-  memcheck) programs=(golden_exl3) checker=(compute-sanitizer --error-exitcode 9) ;;
-  racecheck) programs=(golden_exl3) checker=(compute-sanitizer --tool racecheck --error-exitcode 9) ;;
-  *) echo "device.sh: unknown stage '$stage': golden, unit, memcheck or racecheck" >&2; exit 2 ;;
+  kernels) programs=(device_kernels) checker=() ;;
+  memcheck | initcheck | racecheck)
+    programs=(golden_exl3 device_kernels) checker=(compute-sanitizer --tool "$stage" --error-exitcode 9) ;;
+  ops) programs=() checker=() ;;
+  *) echo "device.sh: unknown stage '$stage': golden, kernels, memcheck, initcheck, racecheck or ops" >&2; exit 2 ;;
 esac
 mkdir -p "$logs"
 [ -d "$bundle/root" ] && export GLM53_TEST_ROOT=$bundle/root
@@ -23,6 +25,11 @@ driver=$(dirname "$(ldconfig -p 2>/dev/null | sed -nE 's/.*libcuda\.so\.1 .*=> (
 libraries=$bundle/lib:$driver:/usr/local/nvidia/lib64:${LD_LIBRARY_PATH:-}
 run() { "${checker[@]}" "$loader" --library-path "$libraries" "$@"; }
 loader=$(find "$bundle/lib" -name 'ld-linux-*' | head -n 1)
+
+if [ "$stage" = ops ]; then
+  run "$bundle/bin/bench_ops" --json "$logs/bench_ops.json" >"$logs/bench_ops.log" 2>&1 || { tail -n 5 "$logs/bench_ops.log" >&2; exit 1; }
+  exec cat "$logs/bench_ops.json"
+fi
 
 card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
 printf '{"stage": "%s", "card": "%s", "date": "%s", "programs": [' "$stage" "${card:-none}" "$(date -u +%F)"

@@ -26,15 +26,15 @@ fi
 
 if [ "$tests" = 1 ]; then
   say "build"
-  programs=(golden_exl3 golden_model unit_kernels)
-  build_tree "$build" "${programs[*]}" -DCMAKE_BUILD_TYPE=Release
+  programs=(tests/golden_exl3 tests/golden_model tests/unit_kernels tests/device_kernels bench/bench_ops)
+  build_tree "$build" "${programs[*]}" -DCMAKE_BUILD_TYPE=Release -DGLM53_CUDA=ON
   say "tests in $dir"
   mkdir -p "$dir/bin" "$dir/lib" "$dir/root/tests/golden" "$dir/root/models"
   touch "$dir/.glm53-bundle"
   for program in "${programs[@]}"; do
-    strip -o "$dir/bin/$program" "$build/tests/$program"
+    strip -o "$dir/bin/$(basename "$program")" "$build/$program"
     while read -r library; do cp -nL "$library" "$dir/lib/"; done < <(
-      ldd "$build/tests/$program" | sed -nE 's/^[[:space:]]+(.* => )?(\/[^ ]+) \(.*/\2/p')
+      ldd "$build/$program" | sed -nE 's/^[[:space:]]+(.* => )?(\/[^ ]+) \(.*/\2/p')
   done
   cp -r tests/golden/data "$dir/root/tests/golden/"
   cp -r models/glm53-tiny "$dir/root/models/"

@@ -12,8 +12,10 @@
 
 namespace glm53::cuda {
 
+struct Select;
+
 /// Shared scratch; each belongs to one purpose at a time.
-enum class Area : uint8_t { mix, logits, rotated, gate, up, pairs, scores, batch, count };
+enum class Area : uint8_t { mix, logits, rotated, gate, up, pairs, order, scores, attention, batch, count };
 
 class CudaOps final : public Ops {
  public:
@@ -64,6 +66,14 @@ class CudaOps final : public Ops {
   void block_copy(const Caches&, BlockId from, BlockId to) override;
 
  private:
+  struct ExpertTable {
+    std::vector<Linear> host;
+    Buffer device;
+    bool packed = false;              ///< all exl3 of 4 bits with the MCG codebook
+    const void* inputs_as = nullptr;  ///< the first weight of a table found to have the same input scales, or not:
+    bool same_inputs = false;
+  };
+
   /// The stream, after making its device the calling thread's.
   cudaStream_t stream();
   template <class T>
@@ -73,20 +83,48 @@ class CudaOps final : public Ops {
   /// Row views of a batch; arrays in plain host memory are first copied to the device, in stream order.
   Rows rows(std::string_view op, const Batch& batch, int64_t capacity);
   Batch staged(const Batch& batch);
-  /// y = W x (+ beta y) for a plain weight.
-  void dense(Plain w, int64_t out, int64_t in, Matrix x, Matrix y, float beta);
+  /// y = W x (+ beta y) for a plain weight; rows of the window or of the chunk family.
+  void dense(Plain w, int64_t out, int64_t in, Matrix x, Matrix y, float beta, bool window);
+  /// The same through tensor cores, for few and for many rows of bf16 that is aligned; false where it is not and
+  /// nothing was done.
+  bool dense_skinny(Plain w, int64_t out, int64_t in, Matrix x, Matrix y, float beta);
+  bool dense_gemm(Plain w, int64_t out, int64_t in, Matrix x, Matrix y, float beta);
+  /// moe() for the experts of the packs in use (exl3, 4 bits, MCG) and bf16 activations; false where they are others
+  /// and nothing was done.
+  bool moe_packed(const MoeArgs& args);
+  /// The two ways to do it, for few rows and for many.
+  struct PackedExperts {
+    const Linear *gate, *up, *down;
+    bool same_inputs;  ///< of gate and up
+  };
+  bool moe_window(const MoeArgs& args, const PackedExperts& experts);
+  bool moe_grouped(const MoeArgs& args, const PackedExperts& experts);
   void linear_exl3(const Linear& w, int64_t out, int64_t in, Matrix x, Matrix y, float beta);
+  /// mla_sparse through tensor cores, for bf16; false where a size does not fit and nothing was done.
+  bool mla_flash(const MlaSparseArgs& args, const Rows& b, const LatentView& c, const Matrix& q, const Matrix& out);
+  /// out[r][h] = x[r][h] · W[h] for every head, for bf16; false where a size does not fit and nothing was done.
+  struct HeadsProduct {
+    Plain w;
+    int64_t first, w_step;  ///< values before the first head's matrix and between heads
+    int64_t heads, in, out;
+    bool columns;  ///< the matrix lies as [in][out], not [out][in]
+  };
+  /// Scores of index_select for some rows through tensor cores; false where a size does not fit.
+  bool score_flash(const Rows& b, const LatentView& c, const Select& a, unsigned rows);
+  bool heads_gemm(const HeadsProduct& p, Matrix x, Matrix y);
+  /// mhc_post (where there is a site before) and mhc_pre for four streams; false for other numbers.
+  bool mhc_seam(const MhcPostArgs* before, const MhcPreArgs& args);
   void kda_rows(const KdaArgs& args, bool window, std::string_view op);
   /// Views of a layer's experts on the device; uploaded when first seen or changed.
   const Linear* experts(std::span<const Weight> all, std::string_view argument, int64_t out, int64_t in);
+  /// Whether every expert has the same input scales in both tables, as the packs in use do for gate and up: then one
+  /// rotation serves both (spec exl3 §1.3). Compared once.
+  bool same_inputs(const ExpertTable& gate, std::span<const Weight> up, int64_t in);
+  const ExpertTable& expert_table(std::span<const Weight> all, std::string_view argument, int64_t out, int64_t in);
   void copy_item(std::string_view op, const Tensor& to, int64_t to_id, const Tensor& from, int64_t from_id);
   void copy_history(std::string_view op, const Caches& c, const Tensor& to, int64_t to_id, const Tensor& from,
                     int64_t from_id);
 
-  struct ExpertTable {
-    std::vector<Linear> host;
-    Buffer device;
-  };
   struct Ticket {
     uint64_t number;
     Event event;

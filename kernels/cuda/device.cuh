@@ -73,6 +73,26 @@ __device__ inline void hadamard128(float* v, unsigned t, bool active) {
   __syncthreads();
 }
 
+/// Orthonormal Hadamard transform of 128 values held by a warp, four neighbours a lane.
+__device__ inline void hadamard128(float (&v)[4]) {
+  const float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
+  v[0] = a + c;
+  v[1] = b + d;
+  v[2] = a - c;
+  v[3] = b - d;
+  const auto lane = threadIdx.x & 31U;
+#pragma unroll
+  for (unsigned half = 1; half < 32; half *= 2) {
+#pragma unroll
+    for (float& mine : v) {
+      const float other = __shfl_xor_sync(0xffffffffU, mine, half);
+      mine = (lane & half) == 0 ? mine + other : other - mine;
+    }
+  }
+#pragma unroll
+  for (float& mine : v) mine *= 0.08838834764831845F;
+}
+
 __device__ inline bool padding_row(const Rows& b, int64_t row) {
   return row >= b.rows || b.slot[b.row_seq[row]] < 0;
 }

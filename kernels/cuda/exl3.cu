@@ -165,22 +165,48 @@ void CudaOps::linear_exl3(const Linear& w, int64_t out, int64_t in, Matrix x, Ma
   check(cudaGetLastError(), "linear");
 }
 
-const Linear* CudaOps::experts(std::span<const Weight> all, std::string_view argument, int64_t out, int64_t in) {
+const CudaOps::ExpertTable& CudaOps::expert_table(std::span<const Weight> all, std::string_view argument, int64_t out,
+                                                  int64_t in) {
   std::vector<Linear> views;
   views.reserve(all.size());
   for (const Weight& w : all) views.push_back(linear_view("moe", argument, w, out, in));
   ExpertTable& table = experts_[all.data()];
   const size_t bytes = views.size() * sizeof(Linear);
-  if (table.host == views) {
-    return reinterpret_cast<const Linear*>(table.device.data());
-  }
+  if (table.host == views) return table;
   if (capturing_) throw Error(Code::internal, "moe: a graph is captured before its experts were used once");
   synchronize();
   Buffer device = allocate(bytes, Place::device);
   check(cudaMemcpyAsync(device.data(), views.data(), bytes, cudaMemcpyHostToDevice, stream()), "send expert views");
   synchronize();
-  table = {std::move(views), std::move(device)};
-  return reinterpret_cast<const Linear*>(table.device.data());
+  const bool packed = std::all_of(views.begin(), views.end(), [](const Linear& w) {
+    return w.bits == 4 && w.codebook == static_cast<int32_t>(Codebook::mcg);
+  });
+  table = {std::move(views), std::move(device), packed, nullptr, false};
+  return table;
+}
+
+bool CudaOps::same_inputs(const ExpertTable& gate, std::span<const Weight> up, int64_t in) {
+  ExpertTable& table = experts_.at(up.data());
+  if (table.inputs_as == gate.host.front().suh) return table.same_inputs;
+  if (capturing_) throw Error(Code::internal, "moe: a graph is captured before its experts were used once");
+  const auto bytes = static_cast<size_t>(in) * sizeof(uint16_t);
+  std::vector<std::byte> mine(bytes), other(bytes);
+  bool same = true;
+  for (size_t e = 0; same && e < table.host.size(); ++e) {
+    const void *a = gate.host[e].suh, *b = table.host[e].suh;
+    if (a == b) continue;
+    check(cudaMemcpyAsync(mine.data(), a, bytes, cudaMemcpyDefault, stream()), "read input scales");
+    check(cudaMemcpyAsync(other.data(), b, bytes, cudaMemcpyDefault, stream()), "read input scales");
+    synchronize();
+    same = mine == other;
+  }
+  table.inputs_as = gate.host.front().suh;
+  table.same_inputs = same;
+  return same;
+}
+
+const Linear* CudaOps::experts(std::span<const Weight> all, std::string_view argument, int64_t out, int64_t in) {
+  return reinterpret_cast<const Linear*>(expert_table(all, argument, out, in).device.data());
 }
 
 void CudaOps::moe(const MoeArgs& args) {
@@ -192,7 +218,7 @@ void CudaOps::moe(const MoeArgs& args) {
   const Matrix weight = matrix(op, "weight", args.weight, {rows, k});
   expect_that(args.gate.size() == args.up.size() && args.gate.size() == args.down.size() && !args.gate.empty(), op,
               "gate, up and down must have one weight an expert");
-  if (rows == 0) return;
+  if (rows == 0 || moe_packed(args)) return;
   const int64_t inter = args.gate.front().out, total = rows * k;
   const auto* index = static_cast<const int32_t*>(args.index.data);
   const auto items = [&](const Linear* linears) { return Items{index, args.index.stride[0], k, linears, {}}; };

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/index_select.cuh"
 #include "kernels/cuda/latent.cuh"
 
 namespace glm53::cuda {
@@ -106,20 +107,6 @@ __global__ void write_keys(Rows b, LatentView c, Ring ring, KeyArgs a) {
   }
 }
 
-struct Select {
-  Matrix query, head_weight;
-  int64_t heads, top, most;
-  float* scores;  ///< [rows of the tile][most]
-  Matrix shown;   ///< what a caller asked to see; data null otherwise
-  int32_t *selected, *count;
-  int64_t selected_stride, first_row;
-};
-
-__device__ int64_t candidates(const Rows& b, const LatentView& c, const Select& a, int64_t row) {
-  if (padding_row(b, row)) return 0;
-  return min((int64_t{b.position[row]} + 1) / c.kpool, a.most);
-}
-
 /// A block scores some pools of one row, a warp a pool.
 __global__ void score_pools(Rows b, LatentView c, Select a) {
   extern __shared__ float query[];  // [heads][dim]
@@ -156,35 +143,58 @@ __device__ uint64_t sort_key(float score, int64_t pool) {
   return static_cast<uint64_t>(ordered) << 32 | static_cast<uint32_t>(~static_cast<uint32_t>(pool));
 }
 
-/// The wanted-th largest key by radix selection from the top byte down; keys differ, so it is exact.
-__device__ uint64_t threshold(const float* scores, int64_t n, int64_t wanted, int* histogram, uint64_t* found) {
+constexpr unsigned kChooseThreads = 1024;
+constexpr int kDigitBits = 11, kBins = 1 << kDigitBits;
+
+/// The highest bin from which on, downwards, at least `left` keys lie, and how many of them are wanted of that bin.
+/// Every thread of the block (kChooseThreads) calls it; each has two bins, from the top down.
+__device__ void find_bin(const int* histogram, int left, int* warps, int* found) {
+  const int t = static_cast<int>(threadIdx.x), lane = t & 31, warp = t >> 5, high = kBins - 1 - 2 * t;
+  const int first = histogram[high], both = first + histogram[high - 1];
+  int sum = both;
+  for (int d = 1; d < 32; d *= 2) {
+    const int other = __shfl_up_sync(0xffffffffU, sum, d);
+    if (lane >= d) sum += other;
+  }
+  if (lane == 31) warps[warp] = sum;
+  __syncthreads();
+  int before = sum - both;
+  for (int w = 0; w < warp; ++w) before += warps[w];
+  if (before < left && before + both >= left) {
+    const bool upper = before + first >= left;
+    found[0] = upper ? high : high - 1;
+    found[1] = left - before - (upper ? 0 : first);
+  }
+  __syncthreads();
+}
+
+/// The wanted-th largest key by radix selection from the top digit down; keys differ, so it is exact.
+__device__ uint64_t threshold(const float* scores, int64_t n, int64_t wanted, int* histogram, int* warps, int* found) {
+  constexpr int kShifts[] = {53, 42, 32, 21, 10, 0};  // 32 bits of score, 32 of pool
   uint64_t prefix = 0;
-  int64_t left = wanted;
-  for (int shift = 56; shift >= 0; shift -= 8) {
-    for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) histogram[i] = 0;
+  int left = static_cast<int>(wanted), above = 64;
+  for (const int shift : kShifts) {
+    for (unsigned i = threadIdx.x; i < kBins; i += blockDim.x) histogram[i] = 0;
     __syncthreads();
+    const uint64_t mask = (uint64_t{1} << (above - shift)) - 1;
     for (int64_t p = threadIdx.x; p < n; p += blockDim.x) {
       const uint64_t key = sort_key(scores[p], p);
-      if (shift == 56 || key >> (shift + 8) == prefix >> (shift + 8)) atomicAdd(&histogram[key >> shift & 255U], 1);
+      if (above == 64 || key >> above == prefix >> above) atomicAdd(&histogram[key >> shift & mask], 1);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      int digit = 255;
-      while (digit > 0 && histogram[digit] < left) left -= histogram[digit--];
-      found[0] = prefix | static_cast<uint64_t>(digit) << shift;
-      found[1] = static_cast<uint64_t>(left);
-    }
+    find_bin(histogram, left, warps, found);
+    prefix |= static_cast<uint64_t>(found[0]) << shift;
+    left = found[1];
+    if (left == histogram[found[0]]) return prefix;  // all of the bin: its smallest key will do
+    above = shift;
     __syncthreads();
-    prefix = found[0];
-    left = static_cast<int64_t>(found[1]);
   }
   return prefix;
 }
 
 /// One block a row.
-__global__ void choose_pools(Rows b, LatentView c, Select a) {
-  __shared__ int histogram[256];
-  __shared__ uint64_t found[2];
+__global__ void __launch_bounds__(kChooseThreads) choose_pools(Rows b, LatentView c, Select a) {
+  __shared__ int histogram[kBins], totals[32], found[2];
   __shared__ int before[33];
   const int64_t row = a.first_row + blockIdx.x, n = candidates(b, c, a, row);
   const float* scores = a.scores + blockIdx.x * a.most;
@@ -198,7 +208,7 @@ __global__ void choose_pools(Rows b, LatentView c, Select a) {
     for (int64_t p = threadIdx.x; p < a.top; p += blockDim.x) selected[p] = p < n ? static_cast<int32_t>(p) : -1;
     return;
   }
-  const uint64_t least = threshold(scores, n, a.top, histogram, found);
+  const uint64_t least = threshold(scores, n, a.top, histogram, totals, found);
   const unsigned lane = threadIdx.x & 31U, warp = threadIdx.x >> 5, warps = blockDim.x / 32;
   int done = 0;
   for (int64_t first = 0; first < n; first += blockDim.x) {  // ascending pools
@@ -283,9 +293,11 @@ void CudaOps::index_select(const IndexSelectArgs& args) {
   const cudaStream_t on = stream();
   for (; a.first_row < all; a.first_row += tile) {
     const auto count = static_cast<unsigned>(std::min(tile, all - a.first_row));
-    score_pools<<<dim3(static_cast<unsigned>((a.most + kPoolSlice - 1) / kPoolSlice), count), kThreads, shared, on>>>(
-        b, c, a);
-    choose_pools<<<count, kThreads, 0, on>>>(b, c, a);
+    if (!score_flash(b, c, a, count)) {
+      score_pools<<<dim3(static_cast<unsigned>((a.most + kPoolSlice - 1) / kPoolSlice), count), kThreads, shared, on>>>(
+          b, c, a);
+    }
+    choose_pools<<<count, kChooseThreads, 0, on>>>(b, c, a);
     check(cudaGetLastError(), op);
   }
 }

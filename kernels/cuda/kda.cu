@@ -5,49 +5,17 @@
 #include "common/error.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/kda.cuh"
 
 namespace glm53::cuda {
 namespace {
 
-constexpr int kColumns = 32;   // value columns of a block: one warp reads 128 bytes of a state row
 constexpr int kKeyGroups = 8;  // threads that share a column
 constexpr int kMaxDim = 256;
-constexpr int kMaxKernel = 8;    // taps of the convolution
-constexpr int kFlushPairs = 64;  // slots of one flush launch: they travel as kernel arguments
-
-struct KdaView {
-  float *state, *records, *snap_state;
-  int64_t layers, layer, heads, max_window, record_width, snaps;
-  int32_t dim;
-  Plain a_log, dt_bias;
-  float lower;
-};
-struct KdaRows {
-  Matrix q, k, v, gate, beta, out;
-};
-struct Pairs {
-  int32_t slot[kFlushPairs], replay[kFlushPairs];
-};
-
-__device__ float* state_of(const KdaView& c, float* pool, int64_t id, int64_t head) {
-  return pool + ((id * c.layers + c.layer) * c.heads + head) * c.dim * c.dim;
-}
-__device__ float* record_of(const KdaView& c, int64_t slot, int64_t row) {
-  return c.records + ((slot * c.layers + c.layer) * c.max_window + row) * c.record_width;
-}
-
 /// One block's part of a head's state and what a row needs.
 struct Tile {
   float s[kMaxDim * kColumns], k[kMaxDim], q[kMaxDim], decay[kMaxDim], part[kKeyGroups][kColumns], delta[kColumns],
       room[32];
-};
-
-/// Raw inputs of one row of one head, whatever dtype they have.
-struct RawRow {
-  const void *k, *v, *gate, *q;
-  bool bf16;
-  int64_t k_at, v_at, gate_at, q_at;
-  float beta;
 };
 
 /// One row of the recurrence (decay, delta, read); returns the output of this thread's column to key group 0.
@@ -117,34 +85,9 @@ __device__ void save_state(const KdaView& c, const Tile& t, float* to, int first
 __device__ void replay_records(const KdaView& c, int64_t slot, int64_t head, int count, Tile& t, int first) {
   if (count == 0) return;
   for (int i = 0; i < count; ++i) {
-    const float* record = record_of(c, slot, i);
-    const int64_t at_head = head * 3 * c.dim;
-    const RawRow row{record,
-                     record,
-                     record,
-                     nullptr,
-                     false,
-                     at_head,
-                     at_head + c.dim,
-                     at_head + 2 * c.dim,
-                     0,
-                     record[c.heads * 3 * c.dim + head]};
-    step(c, head, row, t, first, false);
+    step(c, head, record_row(c, slot, head, i), t, first, false);
   }
   save_state(c, t, state_of(c, c.state, slot, head), first);
-}
-
-__device__ RawRow raw_row(const KdaRows& in, int64_t r, int64_t column, int64_t head) {
-  return {in.k.data,
-          in.v.data,
-          in.gate.data,
-          in.q.data,
-          in.k.bf16,
-          r * in.k.stride + column,
-          r * in.v.stride + column,
-          r * in.gate.stride + column,
-          r * in.q.stride + column,
-          at(in.beta, r, head)};
 }
 
 __device__ void run_row(const KdaView& c, const KdaRows& in, int64_t r, int64_t head, Tile& t, int first) {
@@ -222,32 +165,17 @@ struct ConvView {
   Plain weight;
 };
 
-/// A thread has one channel of one sequence; `past` holds the raw columns before the current row.
+/// Window sequences: a thread has one channel of one; `past` holds the raw columns before the current row.
 __global__ void convolve(ConvView c, Rows b, Matrix raw, Matrix out) {
   const int64_t seq = blockIdx.x, channel = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
   if (channel >= c.channels) return;
   const int64_t slot = b.slot[seq], begin = b.row_begin[seq], end = b.row_begin[seq + 1];
   if (slot < 0) return;
-  const bool window = seq < b.window_seqs;
-  const int64_t base = (slot * c.layers + c.layer) * c.columns * c.channels + channel;
-  const int64_t drop = window ? b.replay[seq] : 0;
+  const int64_t base = (slot * c.layers + c.layer) * c.columns * c.channels + channel, drop = b.replay[seq];
   float past[kMaxKernel], weight[kMaxKernel];
   for (int j = 0; j < c.history; ++j) past[j] = load(c.conv, c.bf16, base + (j + drop) * c.channels);
   for (int j = 0; j <= c.history; ++j) weight[j] = at(c.weight, channel * (c.history + 1) + j);
-  const auto keep = [&](void* pool, int64_t from) {
-    for (int j = 0; j < c.history; ++j) store(pool, c.bf16, from + j * c.channels, past[j]);
-  };
-  const auto save = [&](int64_t tokens) {
-    if (window || b.export_pos == nullptr || c.snap == nullptr) return;
-    for (int e = 0; e < 2; ++e) {
-      const int64_t snap = b.export_snap[2 * seq + e];
-      if (b.export_pos[2 * seq + e] != tokens || snap < 0 || snap >= c.snaps) continue;
-      keep(c.snap, (snap * c.layers + c.layer) * c.history * c.channels + channel);
-    }
-  };
-  if (window) keep(c.conv, base);
-  const int64_t position = begin < end ? b.position[begin] : 0;
-  save(position);
+  for (int j = 0; j < c.history; ++j) store(c.conv, c.bf16, base + j * c.channels, past[j]);
   for (int64_t r = begin; r < end; ++r) {
     const float now = at(raw, r, channel);
     float v = 0;
@@ -256,10 +184,67 @@ __global__ void convolve(ConvView c, Rows b, Matrix raw, Matrix out) {
     put(out, r, channel, v * sigmoid(v));
     for (int j = 0; j + 1 < c.history; ++j) past[j] = past[j + 1];
     past[c.history - 1] = now;
-    if (window) store(c.conv, c.bf16, base + (c.history + r - begin) * c.channels, now);
-    save(position + r - begin + 1);
+    store(c.conv, c.bf16, base + (c.history + r - begin) * c.channels, now);
   }
-  if (!window) keep(c.conv, base);
+}
+
+constexpr int kConvRows = 32;  // rows of a block of convolve_chunk
+
+/// Column `back` before row r of a sequence that begins at row `begin`: a raw row, or the history.
+__device__ float column_before(const ConvView& c, const Matrix& raw, int64_t begin, int64_t r, int64_t back,
+                               int64_t base, int64_t channel) {
+  const int64_t from = r - back;
+  if (from >= begin) return at(raw, from, channel);
+  const int64_t column = c.history + from - begin;
+  return column < 0 ? 0.0F : load(c.conv, c.bf16, base + column * c.channels);
+}
+
+/// Chunk sequences: outputs only, many rows at once; keep_chunk follows. A thread has one channel of 32 rows.
+__global__ void convolve_chunk(ConvView c, Rows b, Matrix raw, Matrix out) {
+  const int64_t channel = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
+  const int64_t first = b.window_rows + int64_t{blockIdx.x} * kConvRows;
+  if (channel >= c.channels) return;
+  float weight[kMaxKernel], past[kMaxKernel];
+  for (int j = 0; j <= c.history; ++j) weight[j] = at(c.weight, channel * (c.history + 1) + j);
+  int64_t current = -1;
+  for (int64_t r = first; r < min(first + kConvRows, int64_t{b.rows}); ++r) {
+    const int64_t seq = b.row_seq[r], slot = b.slot[seq];
+    if (slot < 0) continue;
+    if (seq != current) {
+      current = seq;
+      const int64_t base = (slot * c.layers + c.layer) * c.columns * c.channels + channel;
+      for (int64_t j = 0; j < c.history; ++j) {
+        past[j] = column_before(c, raw, b.row_begin[seq], r, c.history - j, base, channel);
+      }
+    }
+    const float now = at(raw, r, channel);
+    float v = 0;
+    for (int j = 0; j < c.history; ++j) v += weight[j] * past[j];
+    v += weight[c.history] * now;
+    put(out, r, channel, v * sigmoid(v));
+    for (int j = 0; j + 1 < c.history; ++j) past[j] = past[j + 1];
+    past[c.history - 1] = now;
+  }
+}
+
+/// Chunk sequences: exports, then the history that the rows leave.
+__global__ void keep_chunk(ConvView c, Rows b, Matrix raw) {
+  const int64_t seq = b.window_seqs + int64_t{blockIdx.x}, channel = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
+  const int64_t slot = b.slot[seq], begin = b.row_begin[seq], end = b.row_begin[seq + 1];
+  if (channel >= c.channels || slot < 0) return;
+  const int64_t base = (slot * c.layers + c.layer) * c.columns * c.channels + channel;
+  const auto keep = [&](void* pool, int64_t from, int64_t row) {
+    float past[kMaxKernel];  // all read before any is written: source and target overlap
+    for (int64_t j = 0; j < c.history; ++j) past[j] = column_before(c, raw, begin, row, c.history - j, base, channel);
+    for (int64_t j = 0; j < c.history; ++j) store(pool, c.bf16, from + j * c.channels, past[j]);
+  };
+  const int64_t position = begin < end ? b.position[begin] : 0;
+  for (int e = 0; e < 2 && b.export_pos != nullptr && c.snap != nullptr; ++e) {
+    const int64_t snap = b.export_snap[2 * seq + e], tokens = b.export_pos[2 * seq + e] - position;
+    if (tokens < 0 || tokens > end - begin || snap < 0 || snap >= c.snaps) continue;
+    keep(c.snap, (snap * c.layers + c.layer) * c.history * c.channels + channel, begin + tokens);
+  }
+  keep(c.conv, base, end);
 }
 
 __global__ void shift_history(ConvView c, Pairs pairs) {
@@ -344,7 +329,13 @@ void CudaOps::kda_conv(const KdaConvArgs& args) {
   const Matrix out = matrix(op, "out", args.out, {raw.rows, c.channels});
   const Rows b = rows(op, *args.batch, raw.rows);
   if (raw.rows == 0) return;
-  if (b.seqs > 0) convolve<<<dim3(u(b.seqs), u((c.channels + 127) / 128)), 128, 0, stream()>>>(c, b, raw, out);
+  const unsigned blocks = u((c.channels + 127) / 128);
+  if (b.window_seqs > 0) convolve<<<dim3(u(b.window_seqs), blocks), 128, 0, stream()>>>(c, b, raw, out);
+  if (b.rows > b.window_rows) {
+    const int64_t pieces = (b.rows - b.window_rows + kConvRows - 1) / kConvRows;
+    convolve_chunk<<<dim3(u(pieces), blocks), 128, 0, stream()>>>(c, b, raw, out);
+  }
+  if (b.seqs > b.window_seqs) keep_chunk<<<dim3(u(b.seqs - b.window_seqs), blocks), 128, 0, stream()>>>(c, b, raw);
   zero_padding<<<u(raw.rows), 128, 0, stream()>>>(b, out, 0);
   check(cudaGetLastError(), op);
 }
@@ -366,7 +357,7 @@ void CudaOps::kda_rows(const KdaArgs& args, bool window, std::string_view op) {
   const int32_t first = window ? 0 : b.window_seqs, count = window ? b.window_seqs : b.seqs - b.window_seqs;
   const cudaStream_t on = stream();
   check(cudaFuncSetAttribute(run_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Tile)), op);
-  if (count > 0) {
+  if (count > 0 && !run_lanes(c, b, in, first, count, window, on)) {
     run_rows<<<dim3(u(count), u(c.heads), u((c.dim + kColumns - 1) / kColumns)), kColumns * kKeyGroups, sizeof(Tile),
                on>>>(c, b, in, first, window);
   }
@@ -409,8 +400,10 @@ void CudaOps::kda_flush(const FlushArgs& args) {
       const auto at = static_cast<size_t>(layer);
       const KdaView c = kda_view(op, *args.caches, layer, *args.a_log[at], *args.dt_bias[at], args.lower_bound);
       const ConvView conv = conv_view(op, *args.caches, layer);
-      flush_records<<<dim3(u(static_cast<int64_t>(count)), u(c.heads), u((c.dim + kColumns - 1) / kColumns)),
-                      kColumns * kKeyGroups, sizeof(Tile), on>>>(c, pairs);
+      if (!flush_lanes(c, pairs, static_cast<int64_t>(count), on)) {
+        flush_records<<<dim3(u(static_cast<int64_t>(count)), u(c.heads), u((c.dim + kColumns - 1) / kColumns)),
+                        kColumns * kKeyGroups, sizeof(Tile), on>>>(c, pairs);
+      }
       shift_history<<<dim3(u(static_cast<int64_t>(count)), u((conv.channels + 127) / 128)), 128, 0, on>>>(conv, pairs);
     }
   }

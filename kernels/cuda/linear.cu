@@ -1,5 +1,8 @@
 // linear: y = W x for plain weights. One warp an output and up to eight rows; each row has its own sum over the lanes,
 // so no bit depends on how many rows there are.
+#include <algorithm>
+#include <cstddef>
+
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.cuh"
 
@@ -67,10 +70,18 @@ __global__ void dense_rows(Dense job, bool aligned) {
   }
 }
 
+Matrix rows_of_matrix(const Matrix& m, int64_t begin, int64_t end) {
+  Matrix part = m;
+  part.data = static_cast<std::byte*>(m.data) + begin * m.stride * (m.bf16 ? 2 : 4);
+  part.rows = end - begin;
+  return part;
+}
+
 }  // namespace
 
-void CudaOps::dense(Plain w, int64_t out, int64_t in, Matrix x, Matrix y, float beta) {
+void CudaOps::dense(Plain w, int64_t out, int64_t in, Matrix x, Matrix y, float beta, bool window) {
   if (x.rows == 0 || out == 0) return;
+  if (window ? dense_skinny(w, out, in, x, y, beta) : dense_gemm(w, out, in, x, y, beta)) return;
   const bool aligned = in % 8 == 0 && reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
   const dim3 grid(static_cast<unsigned>((out + kOutTile - 1) / kOutTile),
                   static_cast<unsigned>((x.rows + kRowTile - 1) / kRowTile));
@@ -86,7 +97,10 @@ void CudaOps::linear(const LinearArgs& args) {
   if (w.format == WeightFormat::exl3) {
     return linear_exl3(linear_view("linear", "w", w, w.out, w.in), w.out, w.in, x, y, args.beta);
   }
-  dense(plain("linear", "w", w, w.out, w.in), w.out, w.in, x, y, args.beta);
+  const Plain view = plain("linear", "w", w, w.out, w.in);
+  const int64_t window = std::min<int64_t>(args.window_rows, x.rows);
+  dense(view, w.out, w.in, rows_of_matrix(x, 0, window), rows_of_matrix(y, 0, window), args.beta, true);
+  dense(view, w.out, w.in, rows_of_matrix(x, window, x.rows), rows_of_matrix(y, window, x.rows), args.beta, false);
 }
 
 }  // namespace glm53::cuda

@@ -156,7 +156,8 @@ void CudaOps::mla_absorb(const MlaAbsorbArgs& args) {
   const Heads h = heads_of(op, *args.kv_b, args.heads, args.nope, args.v);
   const Matrix q = matrix(op, "q", args.q, {-1, h.heads * h.nope});
   const Matrix out = matrix(op, "out", args.out, {q.rows, h.heads * h.latent});
-  if (q.rows == 0) return;
+  const int64_t step = (h.nope + h.v) * h.latent;
+  if (q.rows == 0 || heads_gemm({h.kv_b, 0, step, h.heads, h.nope, h.latent, true}, q, out)) return;
   absorb<<<dim3(static_cast<unsigned>(q.rows), static_cast<unsigned>(h.heads)), kThreads,
            static_cast<size_t>(h.nope) * sizeof(float), stream()>>>(h, q, out);
   check(cudaGetLastError(), op);
@@ -175,7 +176,7 @@ void CudaOps::mla_sparse(const MlaSparseArgs& args) {
   a.count = static_cast<const int32_t*>(args.n_selected.data);
   a.scale = args.scale;
   const Rows b = rows(op, *args.batch, a.q.rows);
-  if (a.q.rows == 0) return;
+  if (a.q.rows == 0 || mla_flash(args, b, c, a.q, a.out)) return;
   attend<<<dim3(static_cast<unsigned>(a.q.rows), static_cast<unsigned>(args.heads)), kThreads,
            2 * static_cast<size_t>(c.latent) * sizeof(float), stream()>>>(b, c, a);
   check(cudaGetLastError(), op);
@@ -186,7 +187,8 @@ void CudaOps::mla_expand(const MlaExpandArgs& args) {
   const Heads h = heads_of(op, *args.kv_b, args.heads, args.nope, args.v);
   const Matrix a = matrix(op, "a", args.a, {-1, h.heads * h.latent});
   const Matrix out = matrix(op, "out", args.out, {a.rows, h.heads * h.v});
-  if (a.rows == 0) return;
+  const int64_t step = (h.nope + h.v) * h.latent;
+  if (a.rows == 0 || heads_gemm({h.kv_b, h.nope * h.latent, step, h.heads, h.latent, h.v, false}, a, out)) return;
   expand<<<dim3(static_cast<unsigned>(a.rows), static_cast<unsigned>(h.heads)), kThreads, 0, stream()>>>(h, a, out);
   check(cudaGetLastError(), op);
 }

@@ -221,6 +221,7 @@ void CudaOps::stream_mean(const StreamMeanArgs& args) {
 
 void CudaOps::mhc_pre(const MhcPreArgs& args) {
   const std::string_view op = "mhc_pre";
+  if (mhc_seam(nullptr, args)) return;
   const Matrix streams = streams_of(op, args.streams);
   const int64_t rows = streams.rows, n = args.streams.dim(1), hidden = args.streams.dim(2), values = (2 + n) * n;
   const Plain fn = plain(op, "fn", *args.site.fn, values, n * hidden);
@@ -241,7 +242,7 @@ void CudaOps::mhc_pre(const MhcPreArgs& args) {
   if (rows == 0 || hidden == 0) return;
   auto* m = scratch<float>(Area::mix, static_cast<size_t>(rows * values));
   mix.m = m;
-  dense(fn, values, n * hidden, streams, {m, values, rows, values, false}, 0);
+  dense(fn, values, n * hidden, streams, {m, values, rows, values, false}, 0, true);
   mix_rows<<<rows_of(streams), kThreads, static_cast<size_t>(hidden) * sizeof(float), stream()>>>(mix);
   check(cudaGetLastError(), op);
 }
@@ -259,6 +260,7 @@ void CudaOps::mhc_post(const MhcPostArgs& args) {
 }
 
 void CudaOps::mhc_post_pre(const MhcPostPreArgs& args) {
+  if (mhc_seam(&args.post, args.pre)) return;
   mhc_post(args.post);
   mhc_pre(args.pre);
 }

@@ -137,7 +137,7 @@ void CudaOps::router(const RouterArgs& args) {
   a.k = args.k;
   a.normalize = args.normalize;
   a.scale = args.scale;
-  dense(w, experts, x.columns, x, a.logits, 0);
+  dense(w, experts, x.columns, x, a.logits, 0, true);
   const size_t shared = static_cast<size_t>(experts) * (3 * sizeof(float) + 1);
   route<<<static_cast<unsigned>(rows), 32, shared, stream()>>>(a);
   check(cudaGetLastError(), op);
