@@ -129,6 +129,7 @@ __device__ void weigh_piece(Room& room) {
     const float wx = expf(x - now), wy = expf(y - now), total = warp_sum(wx + wy);
     room.weights[head][lane] = __float2bfloat16_rn(wx);
     room.weights[head][lane + 32] = __float2bfloat16_rn(wy);
+    __syncwarp();  // every lane has read what now changes
     if (lane == 0) {
       const float shrink = expf(before - now);  // 0 in the first piece
       room.top[head] = now;
@@ -236,6 +237,10 @@ __global__ void __launch_bounds__(32 * kWarps) attend(Rows b, LatentView c, Flas
   }
 }
 
+__host__ __device__ constexpr int room_of(int pieces) {
+  return (pieces + 7) / 8 * 8;
+}
+
 /// Block (row, head): the pieces of a row together, in their order.
 __global__ void join(Rows b, LatentView c, Flash a) {
   extern __shared__ float factors[];  // of the pieces
@@ -256,6 +261,8 @@ __global__ void join(Rows b, LatentView c, Flash a) {
       factors[p] = expf(tops[0] - top);
       sum += tops[1] * factors[p];
     }
+    // The compiler reads factors in groups, past the last one too.
+    for (int p = pieces + lane; p < room_of(pieces); p += 32) factors[p] = 0;
     sum = warp_sum(sum);
     if (lane == 0) total = sum;
   }
@@ -298,8 +305,8 @@ bool CudaOps::mla_flash(const MlaSparseArgs& args, const Rows& b, const LatentVi
   for (; a.first_row < window; a.first_row += kRows) {
     const auto rows = static_cast<unsigned>(std::min(kRows, window - a.first_row));
     attend<false><<<dim3(static_cast<unsigned>(a.pieces), rows, blocks), 32 * kWarps, shared, stream()>>>(b, c, a);
-    join<<<dim3(rows, static_cast<unsigned>(a.heads)), 256, static_cast<size_t>(a.pieces) * sizeof(float), stream()>>>(
-        b, c, a);
+    join<<<dim3(rows, static_cast<unsigned>(a.heads)), 256, static_cast<size_t>(room_of(a.pieces)) * sizeof(float),
+           stream()>>>(b, c, a);
   }
   if (window < all) {
     check(cudaFuncSetAttribute(attend<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
