@@ -168,10 +168,12 @@ constexpr std::array kKeys{
     ConfigKey{"cache.interval", integer, kCluster, "8192", "tokens",
               "A long prompt's state is kept every so many tokens, besides where conversations branch; 0: only there.",
               0, 1048576},
-    ConfigKey{"cache.reuse_output", text, kCluster, "never", "",
-              "Whether generated text is reused by later requests. This version knows never: a later request reads an "
-              "answer as part of its prompt.",
-              0, 0, "never"},
+    ConfigKey{
+        "cache.reuse_output", text, kCluster, "idle", "",
+        "Whether a later request finds an answer in the prefix cache; never: it is read again as part of that "
+        "prompt; idle: it is read again ahead of time, while nothing else is to do; always: it is found as it was "
+        "generated, whose rounding is not that of a prompt.",
+        0, 0, "never|idle|always"},
 
     ConfigKey{"api.bind", text, kCluster, "127.0.0.1", "",
               "Address of the OpenAI-compatible API. Set api.key_file before opening it to a network."},

@@ -297,6 +297,11 @@ size_t Index::known_blocks(Lease& lease, const Insertion& in, int32_t end) {
   size_t known = std::min(lease.path.size(), static_cast<size_t>(end / kBlockTokens));
   for (const NewSnapshot& s : in.snaps)
     known = std::min(known, static_cast<size_t>(std::max(s.position - 1, 0) / kBlockTokens));
+  // Rows that are registered for everybody now may have been registered for the request alone before.
+  const auto foreign = [&](size_t block) {
+    return nodes_.at(lease.path[block]).origin != origin_of(in.prefix, static_cast<int32_t>(block) * kBlockTokens);
+  };
+  while (known > 0 && foreign(known - 1)) --known;
   return known;
 }
 
@@ -353,6 +358,7 @@ Freed Index::insert(LeaseId id, const Insertion& in, Time now) {
     for (; snap != snaps.end() && snap->position <= begin + count; ++snap)
       add_snapshot(lease, *node, *snap, now, freed);
     if (node->size < kBlockTokens || count < kBlockTokens) break;
+    if (index < lease.path.size() && lease.path[index] != node->id) lease.path.resize(index);
     if (index == lease.path.size()) lease.path.push_back(node->id);
     at = node;
   }

@@ -83,6 +83,11 @@ KvFormat kv_format(const std::string& text) {
   return text == "fp8_c528" ? KvFormat::fp8_c528 : KvFormat::int8_c528;
 }
 
+ReuseOutput reuse_output(const std::string& text) {
+  if (text == "always") return ReuseOutput::always;
+  return text == "idle" ? ReuseOutput::idle : ReuseOutput::never;
+}
+
 /// Ids below this have text: the release's head has a few rows more than its tokenizer has tokens.
 int32_t text_vocab(const std::string& dir, int64_t vocab) {
   const std::string path = dir + "/tokenizer.json";
@@ -305,6 +310,7 @@ void Rank::serve_rank0() {
   s.max_window = l.max_window;
   s.blocks = pools_.blocks;
   s.snaps = pools_.snaps;
+  s.reuse_output = reuse_output(config_.text("cache.reuse_output"));
   s.snap_interval = static_cast<int32_t>(config_.integer("cache.interval"));
   s.max_queue = static_cast<size_t>(config_.integer("sched.max_queue"));
   s.max_queue_tokens = static_cast<size_t>(config_.integer("sched.max_queue_tokens"));

@@ -1,5 +1,6 @@
 // The policy. Files: scheduler.cpp (arrival, results, end), scheduler_admission.cpp (who runs), scheduler_steps.cpp
-// (what runs in a step); scheduler_queue.h, scheduler_cost.h and scheduler_cache.h hold what they decide with.
+// (what runs in a step), scheduler_output.cpp (what becomes of output); scheduler_queue.h, scheduler_cost.h and
+// scheduler_cache.h hold what they decide with.
 //
 // * Who is next. Requests wait in priority classes, lower numbers first; each minute of waiting gains one class. In a
 //   class those come first that ran already and were put back, then requests of the key (client) that was served least,
@@ -34,6 +35,8 @@
 //   others of the window regime; sampling goes on behind them.
 // * A window's rows are records until the next step of the sequence commits them (`replay`): without drafts all of
 //   them.
+// * Output is not offered to others (reuse_output "never"); or, at its end, as it is ("always"); or it waits to be read
+//   again as a prompt ("idle"). That is done while no request is here, newest first, and stops as soon as one comes.
 // * Cancelling, or a deadline, frees slot and blocks at once. Plans run in order, so a later plan may give them to
 //   somebody else even while the last one runs; the result that still comes is passed over. What had been finished of
 //   the prompt stays cached.
@@ -161,6 +164,7 @@ bool Scheduler::ended_before(const wire::Submit& request) {
 }
 
 void Scheduler::submit(wire::Submit request) {
+  stop_reread();
   drop(request.id);
   if (auto why = refusal(request)) {
     deltas_.push_back(std::move(*why));
@@ -173,7 +177,8 @@ void Scheduler::submit(wire::Submit request) {
   admit();
 }
 
-void Scheduler::cancel(uint64_t id) {
+void Scheduler::cancel(uint64_t id, std::optional<uint32_t> keep_tokens) {
+  if (const auto at = by_id_.find(id); at != by_id_.end() && keep_tokens) keep_output(*at->second, *keep_tokens);
   if (const auto was = drop(id)) {
     deltas_.push_back(ended(was->request, was->output, "abort"));
     admit();
@@ -204,8 +209,16 @@ void Scheduler::cancel_all() {
   deltas_.clear();
 }
 
+void Scheduler::reset_cache() {
+  stop_reread();
+  rereads_.clear();
+  cache_.clear();
+}
+
 void Scheduler::drain() {
   draining_ = true;
+  stop_reread();
+  rereads_.clear();
   for (const Waiting& w : waiting_.remove_if([](const Waiting& waiting) { return !waiting.preempted; })) {
     waiting_.leave(w.request.key);
     deltas_.push_back(failed(w.request, w.request.emitted.size(), kUnavailable, "the server is shutting down"));
@@ -269,6 +282,8 @@ void Scheduler::finish(Part& part) {
   if (part.restoring != prefix::LeaseId::none) blocked_ = false;
   cache_.restored(s.cache);
   if (!part.snaps.empty() || s.finished == s.prompt()) remember(s, std::move(part.snaps));
+  if (s.reread && s.finished == s.prompt()) return end(at->second);
+  if (limits_.reuse_output == ReuseOutput::always) mark(s);
 }
 
 void Scheduler::take_token(Running::iterator at, const SampledToken& sampled) {
@@ -300,6 +315,7 @@ void Scheduler::take_token(Running::iterator at, const SampledToken& sampled) {
   deltas_.push_back(std::move(d));
   waiting_.charge(s.request.key, 1);
   if (!over) return;
+  keep_output(s, s.output.size());
   request_ms_ = request_ms_ == 0 ? busy_ms_ : kMemory * request_ms_ + (1 - kMemory) * busy_ms_;
   busy_ms_ = 0;
   end(at);
@@ -314,7 +330,7 @@ std::vector<wire::Delta> Scheduler::take_deltas() {
 wire::Stats Scheduler::stats() const {
   wire::Stats s;
   s.step = step_;
-  s.running = static_cast<uint32_t>(running_.size());
+  s.running = static_cast<uint32_t>(running_.size() - (rereads() ? 1 : 0));
   s.waiting = static_cast<uint32_t>(waiting_.size());
   // What only the prefix cache holds is free for whoever needs it.
   s.blocks_used = static_cast<uint32_t>(cache_.blocks().used() - cache_.idle_blocks());
@@ -341,7 +357,10 @@ wire::Stats Scheduler::stats() const {
 void Scheduler::check() const {
   size_t written = 0;
   std::vector<const CacheGrant*> grants;
-  for (const Sequence& s : running_) grants.push_back(&s.cache);
+  for (const Sequence& s : running_) {
+    grants.push_back(&s.cache);
+    written += s.mark.id != SnapId::none ? 1 : 0;
+  }
   for (const Flight& f : flights_)
     for (const Part& p : f.parts) written += p.snaps.size();
   cache_.check(grants, written);
@@ -350,7 +369,7 @@ void Scheduler::check() const {
   if (by_id_.size() != running_.size() || sampling_.size() != running_.size())
     throw Error(Code::internal, cat("scheduler: ", running_.size(), " sequences, ", by_id_.size(), " by id, ",
                                     sampling_.size(), " with sampling state"));
-  if (idle() && waiting_.keys() != 0)
+  if (idle() && waiting_.keys() != running_.size())
     throw Error(Code::internal, cat("scheduler: idle, but ", waiting_.keys(), " fairness keys have requests"));
 }
 

@@ -19,15 +19,23 @@
 
 namespace glm53 {
 
+/// What becomes of generated text: cache.reuse_output.
+enum class ReuseOutput : uint8_t {
+  never,   ///< a later request reads it as part of its prompt
+  idle,    ///< read again as a prompt would be while nothing else is to do; then everybody finds it
+  always,  ///< its rows are shared as they are, although they came out of other kernels than a prompt's
+};
+
 struct SchedulerLimits {
-  int32_t max_context = 4096;         ///< prompt and output of one request
-  int32_t max_seqs = 8;               ///< running at the same time; as many slots exist
-  int32_t max_rows = 512;             ///< of one step; at least max_seqs + 64
-  int32_t prefill_chunk = 256;        ///< prompt tokens of one step; a multiple of 64
-  int32_t max_window = 16;            ///< window rows of one sequence
-  int32_t blocks = 2;                 ///< ids of the pool, the null block included
-  int32_t snaps = 0;                  ///< snapshots of the prefix cache; 0 = no prefix cache
-  int32_t snap_interval = 8192;       ///< prompt tokens between interval snapshots; 0 = none
+  int32_t max_context = 4096;    ///< prompt and output of one request
+  int32_t max_seqs = 8;          ///< running at the same time; as many slots exist
+  int32_t max_rows = 512;        ///< of one step; at least max_seqs + 64
+  int32_t prefill_chunk = 256;   ///< prompt tokens of one step; a multiple of 64
+  int32_t max_window = 16;       ///< window rows of one sequence
+  int32_t blocks = 2;            ///< ids of the pool, the null block included
+  int32_t snaps = 0;             ///< snapshots of the prefix cache; 0 = no prefix cache
+  int32_t snap_interval = 8192;  ///< prompt tokens between interval snapshots; 0 = none
+  ReuseOutput reuse_output = ReuseOutput::never;
   size_t max_queue = 1024;            ///< waiting requests
   size_t max_queue_tokens = 4000000;  ///< tokens they bring
   int32_t reserve_output = 256;       ///< output tokens for which a request must have blocks to be admitted
@@ -51,8 +59,9 @@ class Scheduler {
   /// reached, when the gate is closed (but for key "canary") or when draining. An id that is known already replaces its
   /// older request.
   void submit(wire::Submit request);
-  /// Ends a request in any state; everything it holds is free at once. Unknown ids are ignored.
-  void cancel(uint64_t id);
+  /// Ends a request in any state; everything it holds is free at once. Unknown ids are ignored. `keep_tokens`: so many
+  /// of its output were an answer (a stop string came) and may be reused as reuse_output says; else none.
+  void cancel(uint64_t id, std::optional<uint32_t> keep_tokens = std::nullopt);
   /// The API process is gone: as cancel of all, with nobody to tell.
   void cancel_all();
   void set_gate(bool open) { gate_open_ = open; }
@@ -67,11 +76,12 @@ class Scheduler {
   /// Results of plans in their order; requests that ended meanwhile are passed over.
   void complete(const StepResult& result);
   /// Forgets what the prefix cache holds; what runs goes on.
-  void reset_cache() { cache_.clear(); }
+  void reset_cache();
   /// What happened to requests since the last call, in order.
   std::vector<wire::Delta> take_deltas();
 
-  bool idle() const { return running_.empty() && waiting_.empty(); }
+  /// No request is here; text may still be read again.
+  bool idle() const { return running_.size() == (rereads() ? 1 : 0) && waiting_.empty(); }
   const SchedulerCache& cache() const { return cache_; }
   const StepCost& cost() const { return cost_; }
   /// The fields that the scheduler knows.
@@ -91,12 +101,14 @@ class Scheduler {
     uint64_t serial = 0;  // tells it from an older sequence of the same request
     uint32_t cached = 0;
     CacheGrant cache;
-    size_t table_sent = 0;    // blocks that the executor knows
-    bool started = false;     // the executor knows its slot
-    int32_t computed = 0;     // positions whose rows have run or are planned
-    int32_t finished = 0;     // of these, in steps that have finished
-    int16_t pending = 0;      // of these, window records not yet committed
-    uint64_t last_piece = 0;  // step of its last piece of prompt
+    size_t table_sent = 0;       // blocks that the executor knows
+    bool started = false;        // the executor knows its slot
+    int32_t computed = 0;        // positions whose rows have run or are planned
+    int32_t finished = 0;        // of these, in steps that have finished
+    int16_t pending = 0;         // of these, window records not yet committed
+    uint64_t last_piece = 0;     // step of its last piece of prompt
+    bool reread = false;         // nobody's request: text that is read again
+    prefix::NewSnapshot mark{};  // with ReuseOutput::always: its state at the last multiple of 64 behind the prompt
 
     int32_t prompt() const { return static_cast<int32_t>(request.prompt.size()); }
     int32_t total() const { return prompt() + static_cast<int32_t>(output.size()); }
@@ -107,6 +119,11 @@ class Scheduler {
     bool before(const Sequence& other) const { return cls != other.cls ? cls < other.cls : arrival < other.arrival; }
   };
   using Running = std::list<Sequence>;
+  /// Text of an answer and what was before it, to be read again.
+  struct Reread {
+    std::string salt;
+    std::vector<int32_t> tokens;
+  };
   /// A sequence's part of a step that runs.
   struct Part {
     uint64_t request = 0, serial = 0;
@@ -156,6 +173,15 @@ class Scheduler {
   Running::iterator last_of(int64_t behind_class);
   void make_room_for_rows();
 
+  // scheduler_output.cpp: what becomes of output
+  bool rereads() const { return !running_.empty() && running_.front().reread; }
+  void keep_output(Sequence& seq, size_t kept);
+  void share_output(Sequence& seq, size_t kept);
+  void mark(Sequence& seq);
+  void reread();
+  bool start_reread(Reread text);
+  void stop_reread();
+
   // scheduler_steps.cpp: what runs
   void pass_time(Time now);
   SeqStep step_of(Sequence& seq, Regime regime, int32_t rows);
@@ -170,6 +196,7 @@ class Scheduler {
   WaitingQueue waiting_;
   Running running_;  // in the order of admission
   std::unordered_map<uint64_t, Running::iterator> by_id_;
+  std::deque<Reread> rereads_;                       // to be done, newest last
   std::deque<Flight> flights_;                       // steps that run, oldest first
   std::vector<Part> parts_;                          // of the step that is being planned
   std::vector<std::pair<SlotId, SnapId>> saves_;     // for the next plan, in front of its releases
@@ -181,7 +208,8 @@ class Scheduler {
   bool gate_open_ = false, draining_ = false;
   std::optional<size_t> longest_prompt_;  // that may start now
   bool blocked_ = false;                  // nobody who waits can start until something ends
-  uint64_t step_ = 0, serial_ = 0, arrivals_ = 0, prompt_tokens_ = 0, generated_tokens_ = 0, preemptions_ = 0;
+  uint64_t step_ = 0, serial_ = 0, arrivals_ = 0, last_reread_ = 0, prompt_tokens_ = 0, generated_tokens_ = 0,
+           preemptions_ = 0;
   uint64_t prefix_queries_ = 0, prefix_hits_ = 0;  // tokens of admitted prompts; those not computed again
   Time now_{0};                                    // passes with plans, and never jumps
   std::optional<Time> wall_;                       // of the last plan

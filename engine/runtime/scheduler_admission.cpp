@@ -145,6 +145,7 @@ void Scheduler::start(Waiting waiting, CacheGrant cache) {
 
 /// Slot, blocks and sampling state become free.
 void Scheduler::leave(Running::iterator at) {
+  if (at->mark.id != SnapId::none) cache_.drop(std::span(&at->mark, 1));
   cache_.release(at->cache, at->started);
   slots_.give(at->slot);
   if (at->started) released_.push_back(at->slot);
@@ -192,8 +193,9 @@ void Scheduler::save(Sequence& s) {
     if (s.finished < s.prompt()) remember(s, {});
     return;
   }
+  // Full blocks of its prompt would be everybody's.
+  if (!s.request.cache_write) return;
   const bool reading = s.computed < s.prompt();
-  if (reading && !s.request.cache_write) return;
   std::vector<prefix::NewSnapshot> snaps;
   const SnapId id = cache_.take_snapshot(prefix::SnapClass::interval, s.computed - s.cache.registered, now_);
   if (id == SnapId::none) {

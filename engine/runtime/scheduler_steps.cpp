@@ -26,7 +26,10 @@ std::optional<StepPlan> Scheduler::plan(Time now) {
   pass_time(now);
   expire(now);
   admit();
+  reread();
   make_room_for_rows();
+  // One that had its own copies of cached blocks may have stood in its own way; it comes back sharing them.
+  if (running_.empty()) admit();
   StepPlan plan;
   Flight flight;
   plan_windows(plan, flight);
@@ -52,7 +55,10 @@ void Scheduler::plan_windows(StepPlan& plan, Flight& flight) {
   for (Sequence& s : running_) {
     if (!s.generates()) continue;
     const int32_t ahead = s.total() - s.computed;
-    const int32_t extra = std::clamp(std::min(ahead, limits_.max_window) - 1, 0, std::max(spare, 0));
+    int32_t most = std::min(ahead, limits_.max_window);
+    // Its state is kept at multiples of 64.
+    if (limits_.reuse_output == ReuseOutput::always) most = std::min(most, kChunk - s.computed % kChunk);
+    const int32_t extra = std::clamp(most - 1, 0, std::max(spare, 0));
     spare -= extra;
     flight.window_rows += 1 + extra;
     plan.seqs.push_back(step_of(s, Regime::window, 1 + extra));
@@ -77,7 +83,7 @@ void Scheduler::plan_chunks(StepPlan& plan, Flight& flight) {
     const int32_t rows = end - s->computed;
     budget -= rows;
     flight.chunk_rows += rows;
-    prompt_tokens_ += static_cast<uint64_t>(rows);
+    if (!s->reread) prompt_tokens_ += static_cast<uint64_t>(rows);
     s->last_piece = step_ + 1;
     plan.seqs.push_back(step_of(*s, Regime::chunk, rows));
   }
@@ -112,7 +118,7 @@ SeqStep Scheduler::step_of(Sequence& s, Regime regime, int32_t rows) {
   s.started = true;
   s.computed += rows;
   s.pending = regime == Regime::window ? static_cast<int16_t>(rows) : int16_t{0};
-  step.logits = s.computed == s.total() ? 1 : 0;
+  step.logits = s.computed == s.total() && !s.reread ? 1 : 0;
   return step;
 }
 

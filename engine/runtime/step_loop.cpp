@@ -178,7 +178,7 @@ void StepLoop::receive(uint64_t connection, const wire::Message& message) {
   if (const auto* submit = std::get_if<wire::Submit>(&message))
     this->submit(*submit);
   else if (const auto* cancel = std::get_if<wire::Cancel>(&message))
-    scheduler_.cancel(cancel->id);
+    scheduler_.cancel(cancel->id, cancel->keep_tokens);
   else
     log::warn(cat("the API process sent a frame of kind ", message.index() + 1, ", which only rank 0 sends"));
 }

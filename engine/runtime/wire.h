@@ -54,7 +54,7 @@ struct Submit {
   bool replayed = false;    ///< another generation of ranks had taken it: no limit on new requests holds
   bool operator==(const Submit&) const = default;
 };
-/// API -> rank 0: client gone, or stop string found (only `keep_tokens` of the output may be cached).
+/// API -> rank 0: client gone, or stop string found (then so many tokens of the output were the answer: `keep_tokens`).
 struct Cancel {
   uint64_t id = 0;
   std::optional<uint32_t> keep_tokens;

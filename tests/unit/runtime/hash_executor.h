@@ -96,6 +96,7 @@ class HashExecutor final : public Executor {
   /// What a row of the cache says: its token and where it stands. Before it is written, nothing that anybody hopes for.
   struct Row {
     int32_t token = -1, position = -1;
+    bool window = false;  // it came out of the kernels that generate
   };
   using Rows = std::vector<Row>;
   struct State {
@@ -151,6 +152,7 @@ class HashExecutor final : public Executor {
     REQUIRE(s.exports.size() <= 2);
     if (s.regime == Regime::chunk) {
       REQUIRE(s.start % kChunk == 0);
+      if (limits_.reuse_output != ReuseOutput::always) require_prompt_rows(slot, s.start);
       slot.committed = s.start + n;
       slot.pending = 0;
     } else {
@@ -163,7 +165,7 @@ class HashExecutor final : public Executor {
     for (int32_t i = 0; i < n; ++i) {
       const int32_t position = s.start + i, token = s.tokens[static_cast<size_t>(i)];
       block(slot.table[static_cast<size_t>(position / kBlockTokens)])[static_cast<size_t>(position % kBlockTokens)] = {
-          token, position};
+          token, position, s.regime == Regime::window};
       slot.state = {state_after(slot.state.hash, token), position + 1};
       for (const auto& [at, id] : s.exports)
         if (at == position + 1) snapshot(id) = slot.state;
@@ -172,6 +174,13 @@ class HashExecutor final : public Executor {
     if (s.logits == 1)
       result.seqs.push_back(
           {.request = s.request, .tokens = {{.token = attend(slot), .logprob = 0, .top = {}}}, .accepted = 0});
+  }
+
+  /// A prompt is read behind rows of the prompt's kernels only, or its text would depend on who was here before.
+  void require_prompt_rows(const Slot& slot, int32_t end) {
+    for (int32_t p = 0; p < end; p += 16)
+      REQUIRE_FALSE(
+          block(slot.table[static_cast<size_t>(p / kBlockTokens)])[static_cast<size_t>(p % kBlockTokens)].window);
   }
 
   /// The next token, out of state and cache: the one that follows the tokens when both are right, else most likely not.

@@ -57,6 +57,8 @@ class Schedule {
     l.blocks = 1 + 7 + below(25);
     l.snaps = below(4) == 0 ? 0 : 1 + below(8);
     l.snap_interval = 64 * below(3);
+    l.reuse_output = static_cast<ReuseOutput>(below(3));
+    reuse_ = l.reuse_output;
     l.reserve_output = 1 + below(40);
     l.prefill_share = 0.1 + 0.1 * below(8);
     l.aging = Scheduler::Time(1 + below(1000));
@@ -101,7 +103,8 @@ class Schedule {
     if (last_ != 0 && below(10) == 0) {
       const uint64_t id = 1 + static_cast<uint64_t>(below(static_cast<int32_t>(last_)));
       if (requests_.contains(id) && world_.seen[id].finish.empty()) {
-        world_.scheduler.cancel(id);
+        const auto kept = static_cast<uint32_t>(below(60));
+        world_.scheduler.cancel(id, below(2) == 0 ? std::optional(kept) : std::nullopt);
         world_.collect();
         aborted_.insert(id);
       }
@@ -127,7 +130,10 @@ class Schedule {
     size_t most = 0;
     for (const auto& [id, other] : requests_) {
       if (id == r.id || other.salt != r.salt || !other.cache_write) continue;
-      const auto end = std::mismatch(r.prompt.begin(), r.prompt.end(), other.prompt.begin(), other.prompt.end()).first;
+      Tokens text = other.prompt;
+      if (const auto seen = world_.seen.find(id); reuse_ != ReuseOutput::never && seen != world_.seen.end())
+        text.insert(text.end(), seen->second.output.begin(), seen->second.output.end());
+      const auto end = std::mismatch(r.prompt.begin(), r.prompt.end(), text.begin(), text.end()).first;
       most = std::max(most, static_cast<size_t>(end - r.prompt.begin()));
     }
     return most;
@@ -135,6 +141,12 @@ class Schedule {
 
   void verify() {
     Scheduler& s = world_.scheduler;
+    CAPTURE(s.stats().running);
+    CAPTURE(s.stats().waiting);
+    CAPTURE(s.stats().slots_used);
+    CAPTURE(s.stats().blocks_used);
+    CAPTURE(s.cache().snaps().used());
+    CAPTURE(static_cast<int>(reuse_));
     REQUIRE(s.idle());
     s.check();
     CHECK(s.stats().blocks_used == 0);
@@ -169,6 +181,7 @@ class Schedule {
   }
 
   std::mt19937_64 random_;
+  ReuseOutput reuse_ = ReuseOutput::never;
   const bool thorough_;
   World world_;
   std::vector<Tokens> texts_;
