@@ -35,6 +35,8 @@ struct Room {
   float top[kHeads], total[kHeads], shrink[kHeads];
   int32_t block[kPiece], token[kPiece];
 };
+static_assert(sizeof(Room) + kPiece * (kMaxLatent + kPad) * sizeof(__nv_bfloat16) <= 99 << 10,
+              "GB10 has 99 KiB of shared memory a block");
 size_t room_bytes(int64_t latent) {
   return sizeof(Room) + static_cast<size_t>(kPiece * (latent + kPad)) * sizeof(__nv_bfloat16);
 }
