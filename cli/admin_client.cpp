@@ -90,6 +90,10 @@ Json AdminClient::put(std::string_view path, const Json& body) {
   return call("PUT", path, dump(body));
 }
 
+Json AdminClient::post(std::string_view path, const Json& body) {
+  return call("POST", path, dump(body));
+}
+
 Json AdminClient::call(std::string_view method, std::string_view path, std::string_view body) {
   HttpAnswer answer;
   try {

@@ -39,6 +39,7 @@ class AdminClient {
   explicit AdminClient(Target target);
   nlohmann::ordered_json get(std::string_view path);
   nlohmann::ordered_json put(std::string_view path, const nlohmann::ordered_json& body);
+  nlohmann::ordered_json post(std::string_view path, const nlohmann::ordered_json& body);
   /// Streams a text or event body; `chunk` returns false to stop. Throws Error(stalled) when nothing comes for
   /// `silence`.
   void stream(std::string_view path, const std::function<bool(std::string_view)>& chunk,

@@ -92,6 +92,17 @@ int run_download(const GlobalOptions& global, const DownloadOptions& options);
 std::vector<std::string> download_arguments(const std::string& program, const GlobalOptions& global,
                                             const DownloadOptions& options);
 
+struct SyncOptions {
+  std::string what;  ///< "org/name@commit"; "" = what the configuration names
+  bool detach = false;
+};
+int run_sync(const GlobalOptions& global, const SyncOptions& options);
+/// Body of POST /sync. Throws Error(usage).
+nlohmann::ordered_json sync_order(const std::string& what);
+
+/// What a message's code means, and what to do; all of them for "". Throws Error(usage).
+int run_explain(const std::string& code);
+
 int run_config_check(const GlobalOptions& global, const std::string& file);
 int run_config_show(const GlobalOptions& global);
 int run_config_example();

@@ -29,6 +29,8 @@ struct Options {
   SmokeOptions smoke;
   DoctorOptions doctor;
   DownloadOptions download;
+  SyncOptions sync;
+  std::string code;
   BenchOptions bench;
   std::string config_file;
 };
@@ -136,6 +138,15 @@ void add_commands(CLI::App& app, Options& o, std::function<int()>& chosen) {
   download->add_flag("--dry-run", o.download.dry_run, "Say what would be fetched");
   download->add_flag("--no-env", o.download.no_env, "Do not look at HF_HOME and other variables");
   download->callback([&] { chosen = [&] { return run_download(o.global, o.download); }; });
+
+  CLI::App* sync = app.add_subcommand("sync", "Copy a model from the head's cache to the worker's");
+  sync->add_option("what", o.sync.what, "ORGANISATION/NAME@COMMIT (default: what the configuration names)");
+  sync->add_flag("--detach", o.sync.detach, "Do not wait; print the operation's id");
+  sync->callback([&] { chosen = [&] { return run_sync(o.global, o.sync); }; });
+
+  CLI::App* explain = app.add_subcommand("explain", "What a message's code means, and what to do");
+  explain->add_option("code", o.code, "Such as E640 (default: all)");
+  explain->callback([&] { chosen = [&] { return run_explain(o.code); }; });
 
   CLI::App* config = app.add_subcommand("config", "Check and show the configuration")->require_subcommand(1);
   CLI::App* check = config->add_subcommand("check", "Validate a file");

@@ -123,6 +123,15 @@ constexpr std::array kKeys{
     ConfigKey{"hub.max_wait", duration, kNode, "15m", "time", "Longest wait that a rate limit may ask for.", 100,
               24 * kHour},
 
+    ConfigKey{"sync.worker_source", text, kNode, "head", "",
+              "On the head: where the worker gets a model that is named by repository, a copy of the head's or its own "
+              "hub.*.",
+              0, 0, "head|hub"},
+    ConfigKey{"sync.streams", integer, kNode, "6", "connections", "On the head: connections of a copy to the worker.",
+              1, 16},
+    ConfigKey{"sync.limit_rate", bytes, kNode, "0", "bytes a second",
+              "On the head: most that a copy takes; 0: no limit, but 200 MB/s while the cluster serves.", 0, 1e15},
+
     ConfigKey{"serve.max_context", integer, kCluster, "0", "tokens",
               "Longest prompt plus output; 0: what the model allows.", 0, 1048576},
     ConfigKey{"serve.max_seqs", integer, kCluster, "8", "sequences", "Sequences that run at the same time.", 1, 4096},
@@ -184,7 +193,8 @@ constexpr std::array kKeys{
               "Name under which the model is served; empty: the name of its folder."},
     ConfigKey{"api.aliases", list, kCluster, "", "", "Further names of the model."},
     ConfigKey{"api.metrics_open", boolean, kCluster, "false", "", "Whether /metrics answers without a key."},
-    ConfigKey{"api.cors_origins", list, kCluster, "", "", "Origins that browsers may call from; empty: none."},
+    ConfigKey{"api.cors_origins", list, kCluster, "", "",
+              "Origins that browsers may call from. This version sends no CORS headers: only empty is accepted."},
     ConfigKey{"api.max_body", bytes, kCluster, "64MiB", "bytes", "Largest request body.", 1024, 1024 * kMiB},
     ConfigKey{"api.max_connections", integer, kCluster, "20000", "connections", "Connections at the same time.", 1,
               1e6},

@@ -128,7 +128,7 @@ HttpResponse error_response(const std::exception& error) {
 
 AdminServer::AdminServer(AdminContext context) : context_(std::move(context)) {
   HttpServerOptions options;
-  options.threads = 1;
+  options.threads = 3;  // pieces of a copy come over several connections
   options.max_body = kMaxBody;
   options.max_connections = 256;
   options.on_error = [](const HttpRequest&, const std::exception& e) { return error_response(e); };
@@ -173,7 +173,7 @@ void AdminServer::in_background(std::function<void()> body) {
     return true;
   });
   if (backgrounds_.size() >= kMostBackgrounds || stopping_) {
-    throw Error(Code::overloaded, "too many logs of the worker and checks are asked for at the same time");
+    throw Error(Code::overloaded, "too many slow requests at the same time");
   }
   Background b;
   b.done = std::make_shared<std::atomic<bool>>(false);
@@ -225,6 +225,7 @@ void AdminServer::add_routes() {
         [this](const HttpRequest& request, const Reply& reply) { node_preflight(request, reply); });
   route("POST", "/node/actions",
         [this](const HttpRequest& request, const Reply& reply) { node_action(request, reply); });
+  add_sync_routes();
 }
 
 void AdminServer::get_status(const Reply& reply) {

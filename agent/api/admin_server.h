@@ -15,6 +15,7 @@
 #include "agent/api/journal.h"
 #include "agent/api/local_node.h"
 #include "agent/api/streams.h"
+#include "agent/api/sync_service.h"
 #include "common/http_server.h"
 
 namespace glm53::agent {
@@ -28,6 +29,7 @@ struct AdminContext {
   Streams& streams;
   Driver* driver = nullptr;
   Fence* fence = nullptr;
+  SyncService* sync = nullptr;  ///< null on a head
   std::string database_moved_to;
   /// A worker was given a rank's configuration (its limits apply from now on).
   std::function<void(const std::string& config_json)> on_rank_config = [](const std::string&) {};
@@ -47,6 +49,7 @@ class AdminServer {
  private:
   using Reply = std::shared_ptr<HttpReply>;
   void add_routes();
+  void add_sync_routes();
   void route(const char* method, const std::string& path, HttpHandler handler);
   void put_wanted(const HttpRequest& request, const Reply& reply);
   void get_operation(const HttpRequest& request, const Reply& reply);

@@ -75,10 +75,12 @@ void Agent::open() {
     driver_ = std::make_unique<Driver>(settings_, file_, *db_, *supervisor_, *node_, *journal_);
   } else {
     fence_ = std::make_unique<Fence>(*db_);
+    sync_ = std::make_unique<SyncService>(settings_, file_);
     state::Meta meta(*db_);
     if (const auto stored = meta.get(kLimitsKey)) remember_limits(*stored);
   }
-  AdminContext context{settings_, file_, *node_, *journal_, *streams_, driver_.get(), fence_.get(), db_->moved_aside()};
+  AdminContext context{settings_,     file_,        *node_,      *journal_,         *streams_,
+                       driver_.get(), fence_.get(), sync_.get(), db_->moved_aside()};
   context.on_rank_config = [this](const std::string& json) {
     remember_limits(json);
     state::Meta(*db_).set(kLimitsKey, json);
@@ -158,8 +160,10 @@ void Agent::stop(bool stop_processes) {
   if (streams_) streams_->stop();
   if (supervisor_) supervisor_->pause();
   if (node_) node_->pause();
+  if (sync_) sync_->stop();
   live_driver_ = nullptr;
   server_.reset();
+  sync_.reset();
   driver_.reset();
   fence_.reset();
   node_.reset();

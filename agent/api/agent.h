@@ -51,6 +51,7 @@ class Agent {
   std::unique_ptr<LocalNode> node_;
   std::unique_ptr<Fence> fence_;
   std::unique_ptr<Driver> driver_;
+  std::unique_ptr<SyncService> sync_;  ///< a worker's
   std::unique_ptr<AdminServer> server_;
   std::mutex limits_mutex_;
   std::chrono::milliseconds orphan_timeout_{60'000}, stop_grace_{20'000};  // guarded by limits_mutex_

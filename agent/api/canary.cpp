@@ -51,6 +51,16 @@ std::string call(const std::string& socket, const std::string& line, const std::
 
 }  // namespace
 
+std::string refusal_text(const Json& answer) {
+  const auto error = answer.is_object() ? answer.find("error") : answer.end();
+  if (!answer.is_object()) return "refused: the answer is no object";
+  if (error == answer.end()) return "refused";
+  if (error->is_string()) return error->get<std::string>();
+  const auto message = error->is_object() ? error->find("message") : error->end();
+  const bool says = error->is_object() && message != error->end() && message->is_string();
+  return says ? message->get<std::string>() : "refused, with an error of another form than documented";
+}
+
 std::string judge_canary(const std::string& answer_json) {
   Json j;
   try {
@@ -59,9 +69,7 @@ std::string judge_canary(const std::string& answer_json) {
     return cat("the answer is no JSON: ", e.what());
   }
   if (!j.is_object() || !j.contains("ok") || j["ok"] != true) {
-    const bool has_text = j.is_object() && j.contains("error");
-    if (!has_text) return "refused";
-    return j["error"].is_string() ? j["error"].get<std::string>() : dump(j["error"]);
+    return refusal_text(j);
   }
   const auto tokens = j.find("tokens");
   if (tokens == j.end() || !tokens->is_number_integer() || tokens->get<int64_t>() < 1) return "it produced no token";

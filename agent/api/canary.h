@@ -8,6 +8,8 @@
 #include <string>
 #include <thread>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "agent/reconcile/reconcile.h"
 
 namespace glm53::agent {
@@ -15,6 +17,9 @@ namespace glm53::agent {
 /// nullopt-like: empty when the answer is good. A text of '!' alone is what broken numerics look like (token 0 over and
 /// over).
 std::string judge_canary(const std::string& answer_json);
+
+/// What an answer of an admin socket without "ok":true says; never raw JSON.
+std::string refusal_text(const nlohmann::ordered_json& answer);
 
 /// One at a time, on its own thread; belongs to a generation. Thread-safe.
 class CanaryRunner {

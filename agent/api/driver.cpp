@@ -31,14 +31,6 @@ reconcile::Time to_time(state::TimeMs ms) {
   return reconcile::Time(milliseconds(ms));
 }
 
-/// The code that an agent named; internal for any other text.
-Code parse_code(const std::string& text) {
-  for (int i = 0; i <= static_cast<int>(Code::internal); ++i) {
-    if (name(static_cast<Code>(i)) == text) return static_cast<Code>(i);
-  }
-  return Code::internal;
-}
-
 reconcile::Time wall_now() {
   return to_time(state::now_ms());
 }
@@ -79,7 +71,8 @@ Driver::Driver(const AgentSettings& settings, ConfigFile& file, state::Database&
       epoch_(lease_.take(settings.name, boot_id(), ::getpid(), state::now_ms())),
       probe_(settings.run_dir, supervisor),
       canary_([this] { wake(); }),
-      preflight_([this] { wake(); }) {
+      preflight_([this] { wake(); }),
+      copy_([this] { wake(); }, [this](const std::string& line) { journal_.note("info", log::redact(line)); }) {
   operations_.interrupt_steps(state::now_ms());
   load_wanted();
   reload_history();
@@ -91,6 +84,10 @@ Driver::Driver(const AgentSettings& settings, ConfigFile& file, state::Database&
     operation_ = at_work->id;
     operation_kind_ = at_work->kind;
     operation_since_ = at_work->created_at;
+    if (operation_kind_ == "sync") {
+      finish("failed", Error(Code::cancelled, "the agent ended during the copy", "sync again: what came is kept"));
+      return;
+    }
     journal_.note("info", cat("the agent goes on with ", at_work->id, " (", at_work->kind, ")"), operation_);
   }
 }
@@ -106,6 +103,7 @@ Driver::~Driver() {
   link_.reset();
   canary_.cancel();
   preflight_.wait();
+  copy_.stop();
 }
 
 void Driver::start() {
@@ -169,6 +167,7 @@ reconcile::Wanted Driver::wanted_now() const {
   w.drain = exiting_ ? milliseconds(0) : milliseconds(wanted_.drain_ms);
   w.config_hash = effective_.hash;
   w.from_hub = w.running && !hub_models(effective_.config).empty();
+  w.copies = file_.config().text("sync.worker_source") == "head";
   w.limits = limits_of(effective_.config);
   for (const RankPlace& place : parse_ranks(effective_.config)) w.ranks.push_back(place.node);
   return w;
@@ -187,6 +186,14 @@ reconcile::Observed Driver::observe(reconcile::Time now) {
     const WorkerView worker = link_->view();
     reconcile::ObservedNode node;
     if (worker.report) node = to_observed(*worker.report, worker.taken_at, worker.reachable, fetch_request());
+    const FetchReport copy = copy_.report();
+    const bool leftover =
+        fetch_request().empty() && copy.state == reconcile::Weights::fetching && copy.request != operation_;
+    if (leftover || (!copy.request.empty() && copy.request == fetch_request())) {
+      node.copy = copy.state;
+      const bool says = copy.state == reconcile::Weights::fetching || copy.state == reconcile::Weights::failed;
+      if (says) node.weights_text = fetch_text(copy);
+    }
     node.name = "worker";
     node.reachable = worker.reachable;
     // Silence is counted up to the report, not over the time since.
@@ -230,7 +237,9 @@ reconcile::Observed Driver::observe(reconcile::Time now) {
 
 /// A failure nobody waits for is tried again after a while: after a boot the network may come late.
 void Driver::forget_failed_fetch(reconcile::Observed& observed) {
-  const auto failed = [](const reconcile::ObservedNode& n) { return n.weights == reconcile::Weights::failed; };
+  const auto failed = [](const reconcile::ObservedNode& n) {
+    return n.weights == reconcile::Weights::failed || n.copy == reconcile::Weights::failed;
+  };
   if (!operation_.empty() || std::none_of(observed.nodes.begin(), observed.nodes.end(), failed)) {
     fetch_failed_at_ = 0;
     return;
@@ -238,7 +247,8 @@ void Driver::forget_failed_fetch(reconcile::Observed& observed) {
   if (fetch_failed_at_ == 0) fetch_failed_at_ = state::now_ms();
   if (state::now_ms() - fetch_failed_at_ < kFetchAgain) return;
   for (auto& node : observed.nodes) {
-    if (failed(node)) node.weights = reconcile::Weights::none;
+    if (node.weights == reconcile::Weights::failed) node.weights = reconcile::Weights::none;
+    if (node.copy == reconcile::Weights::failed) node.copy = reconcile::Weights::none;
   }
 }
 
@@ -287,6 +297,7 @@ void Driver::note_changes(const reconcile::Wanted& wanted, const reconcile::Obse
 
 void Driver::finish_operation(const reconcile::Observed& observed) {
   if (operation_.empty()) return;
+  if (operation_kind_ == "sync") return finish_copy();
   const bool unreachable = observed.nodes.size() > 1 && !observed.nodes[1].reachable;
   if (operation_kind_ == "stop") {
     if (cluster_.state != ClusterState::down) return;
@@ -316,9 +327,19 @@ void Driver::finish_operation(const reconcile::Observed& observed) {
   }
 }
 
+void Driver::finish_copy() {
+  const FetchReport copy = copy_.report();
+  const bool ours = copy.request == operation_;
+  if (ours && copy.state == reconcile::Weights::present) return finish("done", std::nullopt);
+  if (ours && copy.state == reconcile::Weights::failed)
+    return finish("failed", Error(parse_code(copy.error_code), copy.error, copy.remedy));
+  if (!ours || copy.state != reconcile::Weights::fetching)
+    finish("cancelled", Error(Code::cancelled, "the copy was ended"));
+}
+
 /// Ends an operation whose models cannot be had. A restart is given up: what serves goes on as it was.
 bool Driver::finish_without_models() {
-  std::vector<std::pair<std::string, FetchReport>> reports{{"head", head_report_.fetch}};
+  std::vector<std::pair<std::string, FetchReport>> reports{{"head", head_report_.fetch}, {"worker", copy_.report()}};
   if (link_) {
     if (const auto report = link_->view().report) reports.emplace_back("worker", report->fetch);
   }
@@ -371,6 +392,8 @@ DriverView Driver::view() {
   if (link_) {
     v.worker = link_->view();
     v.worker_address = link_->address().endpoint;
+    const FetchReport copy = copy_.report();
+    if (v.worker->report && copy.state == reconcile::Weights::fetching) v.worker->report->fetch = copy;
   }
   v.counters = probe_.counters();
   v.config = effective_.config;

@@ -17,6 +17,7 @@
 #include "agent/api/local_node.h"
 #include "agent/api/preflight_runner.h"
 #include "agent/api/probe.h"
+#include "agent/api/sync_job.h"
 #include "agent/api/worker_link.h"
 #include "agent/reconcile/reconcile.h"
 #include "agent/state/operations.h"
@@ -69,6 +70,8 @@ class Driver {
   void wake();
   /// Throws Error(busy) naming the operation at work, Error(config), Error(usage).
   WishAnswer want(const Wish& wish);
+  /// Copies models to the worker, whatever is wanted; an operation of its own. Throws as want() does.
+  std::string copy_to_worker(std::vector<HubModel> models, const std::string& requested_by);
   DriverView view();
   state::Operations& operations() { return operations_; }
   uint64_t epoch() const { return epoch_; }
@@ -95,14 +98,18 @@ class Driver {
   void note_changes(const reconcile::Wanted& wanted, const reconcile::Observed& observed, reconcile::Time now);
   void finish_operation(const reconcile::Observed& observed);
   bool finish_without_models();
+  void finish_copy();
   void finish(const std::string& state, const std::optional<Error>& error);
 
   bool execute(const Action& action, reconcile::Time now);
   bool execute_here(const Action& action);
   bool execute_there(const Action& action);
+  bool start_copy(const Action& action);
   void prepare(const Action& action);
   void close_generation(const Action& action);
   void open_gate();
+  void begin_copy(const std::string& request, std::vector<HubModel> models);
+  void note_copy();
   void begin_preflight(const Step& step);
   void note_preflight();
   void drain();
@@ -133,6 +140,7 @@ class Driver {
   Probe probe_;
   CanaryRunner canary_;
   PreflightRunner preflight_;
+  SyncJob copy_;
 
   mutable std::mutex mutex_;  // guards all below but wake_
   std::string stuck_;
@@ -149,7 +157,7 @@ class Driver {
   std::optional<reconcile::Time> drain_since_;
   uint64_t drain_generation_ = 0;
   std::map<std::string, std::chrono::steady_clock::time_point> retry_after_;  ///< by node
-  std::optional<Step> worker_step_, preflight_step_;
+  std::optional<Step> worker_step_, preflight_step_, copy_step_;
   state::TimeMs checked_at_ = 0;  ///< when the last preflight ended
   state::TimeMs fetch_failed_at_ = 0;
   std::optional<reconcile::Time> announced_backoff_;

@@ -22,6 +22,7 @@ namespace {
 
 constexpr milliseconds kRetry{1000};
 constexpr state::TimeMs kCheckAgain = 30'000;
+constexpr int64_t kBesideServing = 200'000'000;  ///< bytes a second
 constexpr int kGateTimeoutMs = 5000;
 
 bool is_wait(ActionKind kind) {
@@ -31,10 +32,8 @@ bool is_wait(ActionKind kind) {
 /// A command whose refusal is an error.
 void demand(const std::string& socket, std::string_view command) {
   const auto answer = parse_json(admin_call(socket, cat("{\"do\":\"", command, "\"}"), kGateTimeoutMs));
-  if (answer.is_object() && answer.value("ok", false)) return;
-  const auto error = answer.is_object() ? answer.value("error", nlohmann::ordered_json()) : nlohmann::ordered_json();
-  throw Error(Code::unavailable,
-              cat(command, " was refused: ", error.is_string() ? error.get<std::string>() : dump(error)));
+  if (answer.is_object() && answer.contains("ok") && answer["ok"] == true) return;
+  throw Error(Code::unavailable, cat(command, " was refused: ", refusal_text(answer)));
 }
 
 std::string describe(const reconcile::NodeAction& action) {
@@ -71,7 +70,46 @@ bool Driver::execute(const Action& action, reconcile::Time) {
   }
   const auto retry = retry_after_.find(action.node);
   if (retry != retry_after_.end() && steady_clock::now() < retry->second) return false;
+  if (action.kind == ActionKind::copy) return start_copy(action);
+  // The copy runs here, whatever node it is for.
+  if (action.kind == ActionKind::end_download && action.node != "head") copy_.cancel();
   return action.node == "head" ? execute_here(action) : execute_there(action);
+}
+
+bool Driver::start_copy(const Action& action) {
+  if (copy_step_) return false;
+  const Step step = begin(action);
+  try {
+    begin_copy(fetch_request(), hub_models(effective_.config));
+    copy_step_ = step;
+  } catch (const Error& e) {
+    end(step, e.line());
+  }
+  return false;
+}
+
+/// Serving comes first: without a limit of its own a copy beside a cluster at work is held back.
+void Driver::begin_copy(const std::string& request, std::vector<HubModel> models) {
+  if (!link_) throw Error(Code::config, "there is no worker", "set worker.admin");
+  SyncJob::Order order;
+  order.request = request;
+  order.models = std::move(models);
+  order.worker = link_->address();
+  order.epoch = epoch_;
+  order.cache = settings_.hub_cache;
+  order.journal_dir = settings_.state_dir + "/hub";
+  order.streams = static_cast<int>(file_.config().integer("sync.streams"));
+  order.limit_rate = file_.config().integer("sync.limit_rate");
+  if (order.limit_rate == 0 && cluster_.state == reconcile::ClusterState::up) order.limit_rate = kBesideServing;
+  copy_.start(std::move(order));
+}
+
+void Driver::note_copy() {
+  if (!copy_step_) return;
+  const FetchReport copy = copy_.report();
+  if (copy.state == reconcile::Weights::fetching) return;
+  end(*copy_step_, copy.error);
+  copy_step_.reset();
 }
 
 bool Driver::execute_here(const Action& action) {
@@ -219,6 +257,7 @@ void Driver::run_in_background(const Action&, std::function<void()> body) {
 
 void Driver::collect_results() {
   note_preflight();
+  note_copy();
   if (background_step_ && !background_busy_) {
     end(*background_step_, background_error_);
     background_step_.reset();

@@ -5,6 +5,7 @@
 
 #include "agent/api/driver.h"
 #include "agent/api/hub_models.h"
+#include "agent/sync/manifest.h"
 #include "common/error.h"
 #include "common/json.h"
 #include "common/strings.h"
@@ -23,6 +24,34 @@ WishAnswer Driver::want(const Wish& wish) {
   return answer;
 }
 
+std::string Driver::copy_to_worker(std::vector<HubModel> models, const std::string& requested_by) {
+  std::string id;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!link_) throw Error(Code::config, "there is no worker to copy to", "set worker.admin in the head's file");
+    Wish wish;
+    wish.requested_by = requested_by;
+    if (const auto at_work = operations_.running()) clear_way(wish, *at_work);
+    if (models.empty()) models = hub_models(file_.config());
+    if (models.empty()) {
+      throw Error(Code::usage, "no model is named by repository",
+                  "glm53ctl sync ORGANISATION/NAME@COMMIT, or set model.repo and model.revision");
+    }
+    for (const HubModel& m : models) (void)sync::manifest_of(hub::Cache(settings_.hub_cache), m.repo, m.commit);
+    const std::string before = wanted_.operation;
+    id = new_operation("sync", wish);
+    wanted_.operation = before;  // it is nobody's wish
+    try {
+      begin_copy(id, std::move(models));
+    } catch (const Error& e) {
+      finish("failed", e);
+      throw;
+    }
+  }
+  wake();
+  return id;
+}
+
 /// The way is free, or Error(busy). Stopping may push a start aside when it says so.
 void Driver::clear_way(const Wish& wish, const state::OperationRow& at_work) {
   if (!wish.preempt) {
@@ -30,6 +59,7 @@ void Driver::clear_way(const Wish& wish, const state::OperationRow& at_work) {
         Code::busy, cat(at_work.id, " (", at_work.kind, " by ", at_work.requested_by, ") is at work"),
         cat("follow it with glm53ctl start, or stop with --preempt; its record is /admin/v1/operations/", at_work.id));
   }
+  copy_.cancel();
   finish("cancelled", Error(Code::cancelled, cat("called off by ", wish.requested_by)));
 }
 

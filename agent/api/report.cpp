@@ -172,6 +172,13 @@ NodeReport parse_report(std::string_view json) {
   return r;
 }
 
+Code parse_code(std::string_view text) {
+  for (int i = 0; i <= static_cast<int>(Code::internal); ++i) {
+    if (glm53::name(static_cast<Code>(i)) == text) return static_cast<Code>(i);
+  }
+  return Code::internal;
+}
+
 int rank_of(std::string_view process_name) {
   if (!process_name.starts_with("rank")) return -1;
   return static_cast<int>(parse_int(process_name.substr(4)).value_or(-1));

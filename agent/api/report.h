@@ -44,6 +44,8 @@ nlohmann::ordered_json to_json(const NodeReport& report);
 /// Members that are missing or of a wrong type get their defaults: a newer or older agent is on the other end.
 NodeReport parse_report(std::string_view json);
 
+/// The code that an agent named; internal for any other text.
+Code parse_code(std::string_view text);
 /// Rank number of "rank3"; -1 for anything else.
 int rank_of(std::string_view process_name);
 /// `request`: of the models that are wanted now; what was fetched for another one does not count. Empty: none are

@@ -113,6 +113,12 @@ Effective make_effective(Config file, const std::map<std::string, std::string>& 
   }
   Json flat = file.to_json(true);
   for (const std::string_view key : kPathKeys) flat[std::string(key)] = absolute(file, key);
+  if (!file.list("api.cors_origins").empty()) {
+    throw Error(
+        Code::config,
+        cat("api.cors_origins is set (", file.source("api.cors_origins"), "), but this version sends no CORS headers"),
+        "leave it empty, and let a proxy before the API add them");
+  }
   const auto places = parse_ranks(file);
   if (places.empty() || places.front().node != "head") {
     throw Error(Code::config, "topology.ranks must begin with a rank on the head",
@@ -151,6 +157,12 @@ std::optional<WorkerAddress> worker_address(const Config& file, const AgentSetti
   const std::string& admin = file.text("worker.admin");
   if (admin.empty()) return std::nullopt;
   const HostPort at = parse_host_port(admin);
+  if (!is_loopback(at.host)) {
+    // The token and everything else would go over the network as it is.
+    throw Error(Code::config,
+                cat("worker.admin = \"", admin, "\" is no loopback address (", file.source("worker.admin"), ")"),
+                "carry the worker's admin API here by an SSH tunnel: ssh -N -L 8891:127.0.0.1:8890 worker");
+  }
   WorkerAddress address;
   address.endpoint =
       cat("http://", at.host.find(':') == std::string::npos ? at.host : "[" + at.host + "]", ":", at.port);

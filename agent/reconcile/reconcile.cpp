@@ -9,9 +9,9 @@
 namespace glm53::reconcile {
 namespace {
 
-constexpr std::array<std::string_view, 14> kActions{"none",    "backoff",   "preflight", "download",   "end_download",
-                                                    "clean",   "start_api", "stop_api",  "start_rank", "wait_ready",
-                                                    "warm_up", "open_gate", "drain",     "stop_rank"};
+constexpr std::array<std::string_view, 15> kActions{"none",       "backoff", "preflight", "download", "end_download",
+                                                    "copy",       "clean",   "start_api", "stop_api", "start_rank",
+                                                    "wait_ready", "warm_up", "open_gate", "drain",    "stop_rank"};
 constexpr std::array<std::string_view, 4> kWeights{"none", "fetching", "present", "failed"};
 constexpr std::array<std::string_view, 8> kCauses{"none",    "exited",  "killed", "lost",
                                                   "stalled", "timeout", "canary", "requested"};
@@ -269,23 +269,27 @@ class Planner {
       return n.weights == Weights::present || !takes_part(n);
     });
   }
+  /// Gets its models from the head.
+  bool copied(const ObservedNode& node) const { return w_.copies && &node != &head(); }
+  static bool busy(const ObservedNode& n) { return n.weights == Weights::fetching || n.copy == Weights::fetching; }
   const ObservedNode* fetch_failure() const {
     if (!w_.running || !w_.from_hub) return nullptr;
-    const auto it = std::find_if(o_.nodes.begin(), o_.nodes.end(),
-                                 [&](const ObservedNode& n) { return n.weights == Weights::failed && takes_part(n); });
+    const auto it = std::find_if(o_.nodes.begin(), o_.nodes.end(), [&](const ObservedNode& n) {
+      return takes_part(n) && (n.weights == Weights::failed || (copied(n) && n.copy == Weights::failed));
+    });
     return it == o_.nodes.end() ? nullptr : &*it;
   }
   std::string fetch_text() const {
     std::string text;
     for (const ObservedNode& n : o_.nodes) {
-      if (n.weights == Weights::fetching) text += cat(text.empty() ? "" : "; ", n.name, ": ", n.weights_text);
+      if (busy(n)) text += cat(text.empty() ? "" : "; ", n.name, ": ", n.weights_text);
     }
     return text;
   }
 
   void end_downloads() {
     for (const ObservedNode& n : o_.nodes) {
-      if (!w_.running && n.reachable && n.weights == Weights::fetching) add(make(n.name, ActionKind::end_download));
+      if (!w_.running && n.reachable && busy(n)) add(make(n.name, ActionKind::end_download));
     }
   }
 
@@ -297,8 +301,13 @@ class Planner {
     if (fetch_failure() != nullptr || judge(o_.ends, w_.changed_at, w_.limits.max_restarts).blocked) return;
     for (const ObservedNode& n : o_.nodes) {
       if (!takes_part(n) || !n.reachable) continue;
-      if (n.weights == Weights::none) add(make(n.name, ActionKind::download));
-      if (n.weights == Weights::fetching) add(make(n.name, ActionKind::wait_ready, n.weights_text));
+      if (busy(n)) {
+        add(make(n.name, ActionKind::wait_ready, n.weights_text));
+      } else if (n.weights == Weights::none && copied(n) && n.copy == Weights::none) {
+        if (head().weights == Weights::present) add(make(n.name, ActionKind::copy));
+      } else if (n.weights == Weights::none) {
+        add(make(n.name, ActionKind::download));
+      }
     }
   }
 
@@ -478,9 +487,8 @@ class Planner {
   ClusterView cluster_without_generation(const Verdict& verdict) const {
     if (!w_.running) {
       const bool anything = std::any_of(o_.nodes.begin(), o_.nodes.end(), [](const ObservedNode& n) {
-        return n.reachable &&
-               (n.weights == Weights::fetching ||
-                std::any_of(n.processes.begin(), n.processes.end(), [](const ObservedProcess& p) { return !p.end; }));
+        return n.reachable && (busy(n) || std::any_of(n.processes.begin(), n.processes.end(),
+                                                      [](const ObservedProcess& p) { return !p.end; }));
       });
       return {anything ? ClusterState::draining : ClusterState::down, anything ? "processes are stopping" : ""};
     }

@@ -1,14 +1,14 @@
 // Wanted state against observed state -> next actions. Pure: no clock, no I/O.
 //
 // The policy in prose. A start begins with the checks of all nodes (preflight); nothing is started before they passed.
-// Then every node that takes part gets the models that are named by repository; a restart gets them while the old
-// generation still serves. Then the API process comes first and stays over generations of ranks; if it dies it is
-// started again at once. A generation is started from its highest rank down, rank 0 when all others wait at the
-// rendezvous. When every rank is ready a canary goes through the API process, then the gates open. One dead, stalled or
-// late rank ends its generation: the others are stopped, `clean` closes the record with the reason, and the next
-// generation starts after the delay that policy.h gives, or never, when somebody has to act first. Ranks of any other
-// generation than the current one are leftovers and are stopped before anything is started. A node that does not answer
-// is unknown, not dead.
+// Then every node that takes part gets the models that are named by repository: the head from the Hub, the others from
+// the head (or from the Hub too). A restart gets them while the old generation still serves. Then the API process comes
+// first and stays over generations of ranks; if it dies it is started again at once. A generation is started from its
+// highest rank down, rank 0 when all others wait at the rendezvous. When every rank is ready a canary goes through the
+// API process, then the gates open. One dead, stalled or late rank ends its generation: the others are stopped, `clean`
+// closes the record with the reason, and the next generation starts after the delay that policy.h gives, or never, when
+// somebody has to act first. Ranks of any other generation than the current one are leftovers and are stopped before
+// anything is started. A node that does not answer is unknown, not dead.
 #pragma once
 
 #include <chrono>
@@ -31,6 +31,7 @@ enum class ActionKind {
   preflight,  ///< check all nodes
   download,   ///< bring the models of the wanted state into the node's cache
   end_download,
+  copy,   ///< copy the models from the head's cache to the node's
   clean,  ///< close the generation: record its reason, remove what it left
   start_api,
   stop_api,
@@ -59,6 +60,7 @@ struct Wanted {
   Ms drain{30'000};
   std::string config_hash;         ///< of the effective configuration
   bool from_hub = false;           ///< a model is named by repository: the nodes' caches must hold it
+  bool copies = false;             ///< other nodes get it from the head, not from the Hub
   std::vector<std::string> ranks;  ///< node of each rank; the head is the first node of Observed
   Limits limits;
 };
@@ -87,7 +89,8 @@ struct ObservedNode {
   std::string name;
   bool reachable = true;  ///< false: the rest is what was last known
   Weights weights = Weights::none;
-  std::string weights_text;  ///< how far, or what failed
+  std::string weights_text;      ///< how far, or what failed
+  Weights copy = Weights::none;  ///< of the copy from the head; present: done, the node has only to look
   std::vector<ObservedProcess> processes;
 };
 struct ObservedGeneration {

@@ -149,7 +149,7 @@ void Receiver::take(const std::string& etag, int64_t offset, std::string_view da
     throw Error(Code::usage, cat("sync: the piece is no part of ", blob.file.path));
   }
   if (xxh64(std::as_bytes(std::span(data))) != checksum) {
-    throw Error(Code::corrupt, cat("E612 sync: a piece of ", blob.file.path, " was damaged on the way"));
+    throw Error(Code::corrupt, cat("E644 sync: a piece of ", blob.file.path, " was damaged on the way"));
   }
   const std::lock_guard lock(blob.mutex);
   if (blob.complete) return;

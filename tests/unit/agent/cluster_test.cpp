@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/api/agent.h"
+#include "agent/hub/downloader.h"
 #include "common/error.h"
 #include "common/http_client.h"
 #include "common/json.h"
@@ -221,6 +222,7 @@ TEST_CASE("a start fetches the model that is named by repository on every node, 
     if (a["action"] == "download") actions += cat(a["node"].get<std::string>(), " ");
   }
   CHECK(actions == "head worker ");
+  CHECK(hub.body_bytes < 400'000);  // fetched once: the worker has a copy of the head's
   CHECK(has("head", "model"));
   CHECK(has("worker", "model"));
   CHECK(c.get("/status")["model"]["name"] == "model");
@@ -242,6 +244,62 @@ TEST_CASE("a start fetches the model that is named by repository on every node, 
   c.put({{"state", "running"}, {"restart", true}, {"drain_ms", 0}}, 202);
   REQUIRE(eventually([&] { return c.generation() == 3 && c.state() == "up"; }));
   CHECK(hub.api_requests == requests);
+}
+
+TEST_CASE("sync copies a model to the worker, whatever is wanted") {
+  FakeHub hub;
+  hub.add("org/model", "config.json", "{}", false);
+  hub.add("org/model", "tokenizer.json", "{}", false);
+  hub.add("org/model", "model.safetensors", one_tensor(3'000'000, "x"), true);
+  TestCluster c;
+  REQUIRE(eventually([&] { return c.get("/status")["nodes"][1]["reachable"] == true; }));
+  const std::string order = dump({{"repo", "org/model"}, {"revision", FakeHub::commit()}});
+  const auto post = [&](const std::string& body, bool worker = false) { return c.ask("POST", "/sync", body, worker); };
+  CHECK(post("{}").status == 400);  // nothing is named
+  CHECK(post(R"({"repo":"org/model","revision":"main"})").status == 400);
+  CHECK(post(R"({"repo":"../x","revision":"main"})").status == 400);
+  CHECK(post(order, true).status == 400);
+  CHECK(post(order).status == 404);  // the head lacks it
+  hub::Settings settings;
+  settings.cache = c.dir() / "head/state/huggingface/hub";
+  settings.journal_dir = c.dir() / "head/state/hub";
+  settings.endpoint = hub.endpoint();
+  settings.disk_reserve = 0;
+  hub::DownloadRequest request;
+  request.repo = "org/model";
+  hub::Downloader(settings).run(request);
+  const auto copied = [&] {
+    const auto id = parse_json(post(order).body)["operation"].get<std::string>();
+    REQUIRE(eventually([&] { return c.get("/operations/" + id)["state"] != "running"; }));
+    return c.get("/operations/" + id);
+  };
+  CHECK(copied()["state"] == "done");
+  const std::string there =
+      c.dir() / cat("worker/state/huggingface/hub/models--org--model/snapshots/", FakeHub::commit());
+  CHECK(read_file(there + "/model.safetensors") == one_tensor(3'000'000, "x"));
+  CHECK(copied()["state"] == "done");
+  CHECK(c.state() == "down");
+  // A worker without room says so.
+  std::filesystem::remove_all(c.dir() / "worker/state/huggingface");
+  c.end_worker();
+  std::string toml = read_file(c.dir() / "worker.toml");
+  write_file(c.dir() / "worker.toml", toml + "[hub]\ndisk_reserve = \"900TiB\"\n");
+  c.start_worker();
+  REQUIRE(eventually([&] { return c.get("/status")["nodes"][1]["reachable"] == true; }));
+  const Json full = copied();
+  CHECK(full["state"] == "failed");
+  CHECK(full["error"]["message"].get<std::string>().find("E640") != std::string::npos);
+  // What is no copy is refused.
+  for (const char* body : {"", "[]", "{}", R"({"version":1,"repo":"../x"})"}) {
+    CHECK(c.ask("POST", "/node/sync?epoch=90000000000", body, true).status == 400);
+  }
+  CHECK(c.ask("POST", "/node/sync?epoch=5", "{}", true).status == 409);
+  CHECK(c.ask("POST", "/node/sync", "{}", true).status == 400);
+  CHECK(c.ask("PUT", "/node/sync/data?session=x&blob=y&offset=0&xxh64=0", "abc", true).status == 404);
+  CHECK(c.ask("PUT", "/node/sync/data?session=x", "abc", true).status == 404);
+  CHECK(c.ask("PUT", "/node/sync/data", "abc", true).status == 400);
+  CHECK(c.ask("POST", "/node/sync/commit", R"({"session":"x","digest":"y"})", true).status == 404);
+  CHECK(c.ask("GET", "/node/sync", "").status == 400);
 }
 
 TEST_CASE("stop ends a download, and the next start goes on with it") {

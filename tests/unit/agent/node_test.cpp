@@ -95,10 +95,24 @@ TEST_CASE("the effective configuration") {
   CHECK(other.hash != plain.hash);
   CHECK_THROWS_WITH_AS(make_effective(file, {{"engine.path", "/bin/sh"}}), doctest::Contains("one machine"), Error);
   CHECK_THROWS_AS(make_effective(file, {{"serve.max_seq", "3"}}), Error);
+  CHECK_THROWS_WITH_AS(make_effective(file, {{"api.cors_origins", "https://a.example"}}), doctest::Contains("CORS"),
+                       Error);
   CHECK_THROWS_WITH_AS(make_effective(file, {{"topology.ranks", "head:0,worker:0"}}), doctest::Contains("worker.admin"),
                        Error);
   CHECK_THROWS_AS(make_effective(file, {{"topology.ranks", "worker:0,head:0"}}), Error);
   CHECK_THROWS_AS(make_effective(file, {{"topology.ranks", "head:0,moon:0"}}), Error);
+}
+
+TEST_CASE("the token and commands for a worker leave this machine through a tunnel only") {
+  const test::TempDir dir;
+  write_file(dir / "token", "a-token-of-the-tests\n", 0600);
+  for (const char* admin : {"10.0.0.2:8890", "192.168.1.5:1", "[2001:db8::1]:8890", "worker:8890"}) {
+    const Config file = head_config(dir, cat("[worker]\nadmin = \"", std::string_view(admin), "\"\n"));
+    CHECK_THROWS_WITH_AS(worker_address(file, agent_settings(file)), doctest::Contains("no loopback address"), Error);
+  }
+  const Config file =
+      head_config(dir, "[worker]\nadmin = \"127.0.0.1:8891\"\ntoken_file = \"" + (dir / "token") + "\"\n");
+  CHECK(worker_address(file, agent_settings(file))->endpoint == "http://127.0.0.1:8891");
 }
 
 TEST_CASE("documents for children") {
@@ -258,6 +272,13 @@ TEST_CASE("the canary's verdict") {
   CHECK(judge_canary(R"({"ok":true,"text":"!!!!!!!!","tokens":8})").find("degenerate") != std::string::npos);
   CHECK(judge_canary(R"({"ok":true,"text":"","tokens":0})").find("no token") != std::string::npos);
   CHECK(judge_canary(R"({"ok":false,"error":"no rank"})") == "no rank");
+  CHECK(judge_canary(R"({"ok":"yes","error":{"code":"busy","message":"no rank is there"}})") == "no rank is there");
+  for (const char* odd : {R"({"ok":1})", R"({"ok":false,"error":[1]})", R"({"error":{"message":7}})", "[]", "7"}) {
+    CAPTURE(odd);
+    const std::string said = judge_canary(odd);
+    CHECK_FALSE(said.empty());
+    CHECK(said.find_first_of("{}[]\"") == std::string::npos);
+  }
   CHECK_FALSE(judge_canary("nonsense").empty());
   CHECK_FALSE(judge_canary("{}").empty());
 }

@@ -8,123 +8,11 @@
 
 #include <doctest/doctest.h>
 
+#include "tests/unit/agent/world.h"
+
 using namespace glm53;
 using namespace glm53::reconcile;
 using namespace std::chrono_literals;
-
-namespace {
-
-const Time kNow{std::chrono::hours(1000)};
-
-/// A situation, built by small steps.
-struct World {
-  Wanted w;
-  Observed o;
-
-  World() {
-    w.running = true;
-    w.ranks = {"head", "worker"};
-    w.config_hash = "h";
-    w.changed_at = kNow - 1h;
-    o.nodes.resize(2);
-    o.nodes[0].name = "head";
-    o.nodes[1].name = "worker";
-    api();
-  }
-  World& stopped() {
-    w.running = false;
-    return *this;
-  }
-  World& api(bool ready = true, uint64_t n = 1) {
-    o.nodes[0].processes.push_back(process(-1, n, ready, Phase::ready));
-    return *this;
-  }
-  World& no_api() {
-    std::erase_if(o.nodes[0].processes, [](const auto& p) { return p.rank < 0; });
-    return *this;
-  }
-  World& generation(uint64_t n = 1) {
-    o.generation = ObservedGeneration{};
-    o.generation->n = n;
-    o.generation->started_at = kNow - 10s;
-    o.last_generation = n;
-    return *this;
-  }
-  static ObservedProcess process(int rank, uint64_t n, bool ready, Phase phase) {
-    ObservedProcess p;
-    p.rank = rank;
-    p.generation = n;
-    p.ready = ready;
-    p.phase = phase;
-    p.started_at = kNow - 10s;
-    p.last_heard = kNow - 1s;
-    p.config_hash = "h";
-    return p;
-  }
-  ObservedNode& node_of(int rank) { return o.nodes[rank == 0 ? 0 : 1]; }
-  World& rank(int r, Phase phase, uint64_t n = 1) {
-    node_of(r).processes.push_back(process(r, n, phase == Phase::ready, phase));
-    return *this;
-  }
-  ObservedProcess& at(int rank) {
-    auto& list = rank < 0 ? o.nodes[0].processes : node_of(rank).processes;
-    return *std::find_if(list.begin(), list.end(), [&](const auto& p) { return p.rank == rank; });
-  }
-  World& dead(int rank, std::optional<int> code, int signal = 0) {
-    at(rank).end = ProcessEnd{code, signal, kNow - 100ms};
-    at(rank).ready = false;
-    return *this;
-  }
-  World& asked(int rank) {
-    at(rank).stop_requested = true;
-    return *this;
-  }
-  World& both_ready() { return generation().rank(0, Phase::ready).rank(1, Phase::ready); }
-  World& up() {
-    both_ready();
-    o.generation->was_up = true;
-    o.gate_open = true;
-    return *this;
-  }
-  World& with(const std::function<void(World&)>& change) {
-    change(*this);
-    return *this;
-  }
-};
-
-/// "head:start_rank0 worker:stop_rank1", waits left out.
-std::string said(const std::vector<NodeAction>& actions) {
-  std::ostringstream out;
-  for (const NodeAction& a : actions) {
-    if (a.kind == ActionKind::none || a.kind == ActionKind::wait_ready) continue;
-    if (out.tellp() > 0) out << ' ';
-    out << a.node << ':' << name(a.kind);
-    if (a.rank >= 0) out << a.rank;
-  }
-  return out.str();
-}
-
-struct Row {
-  const char* what;
-  World world;
-  std::string actions;
-  ClusterState state;
-};
-
-void check(const std::vector<Row>& rows) {
-  for (const Row& row : rows) {
-    CAPTURE(row.what);
-    const auto actions = next_actions(row.world.w, row.world.o, kNow);
-    CHECK(said(actions) == row.actions);
-    CHECK(name(cluster_view(row.world.w, row.world.o, kNow).state) == name(row.state));
-    std::vector<std::string> nodes;
-    for (const auto& a : actions) nodes.push_back(a.node);
-    std::sort(nodes.begin(), nodes.end());
-    CHECK(std::adjacent_find(nodes.begin(), nodes.end()) == nodes.end());
-  }
-}
-
-}  // namespace
 
 TEST_CASE("starting, step by step") {
   using S = ClusterState;
@@ -176,60 +64,6 @@ TEST_CASE("a start begins with the checks, and nothing is started before they pa
   });
   CHECK(cluster_view(fresh(Preflight::failed).w, fresh(Preflight::failed).o, kNow).reason ==
         "E214 head: port 8888 is in use");
-}
-
-TEST_CASE("models that are named by repository are fetched before anything needs them") {
-  using S = ClusterState;
-  const auto hub = [](World x, Weights head, Weights worker) {
-    return x.with([&](World& y) {
-      y.w.from_hub = true;
-      y.o.nodes[0].weights = head;
-      y.o.nodes[1].weights = worker;
-      for (auto& n : y.o.nodes) {
-        if (n.weights == Weights::failed) n.weights_text = "E640 hub: no space";
-        if (n.weights == Weights::fetching) n.weights_text = "org/name: 4 %";
-      }
-    });
-  };
-  const auto restart = [](World x) { return x.with([](World& y) { y.w.min_generation = 2; }); };
-  using enum Weights;
-  check({
-      {"both lack it", hub(World().no_api(), none, none), "head:download worker:download", S::preparing},
-      {"one lacks it", hub(World().no_api(), present, none), "worker:download", S::preparing},
-      {"on its way", hub(World().no_api(), fetching, fetching), "", S::preparing},
-      {"one is there", hub(World().no_api(), present, fetching), "", S::preparing},
-      {"both have it", hub(World().no_api(), present, present), "head:start_api", S::preparing},
-      {"one failed: nothing further begins", hub(World().no_api(), none, failed), "", S::failed},
-      {"the other one may end its own", hub(World().no_api(), fetching, failed), "", S::failed},
-      {"checks first", hub(World().no_api(), none, none).with([](World& x) { x.o.preflight = Preflight::none; }),
-       "head:preflight", S::preparing},
-      {"a worker that does not answer is waited for",
-       hub(World().no_api(), none, none).with([](World& x) { x.o.nodes[1].reachable = false; }), "head:download",
-       S::preparing},
-      {"a worker without a rank needs none",
-       hub(World().no_api(), present, none).with([](World& x) { x.w.ranks = {"head"}; }), "head:start_api",
-       S::preparing},
-      {"a model by its path needs none", World().no_api(), "head:start_api", S::preparing},
-      {"what serves is not asked", hub(World().up(), none, none), "", S::up},
-      {"a restart fetches while the old generation serves", hub(restart(World().up()), none, none),
-       "head:download worker:download", S::up},
-      {"and goes on serving", hub(restart(World().up()), fetching, present), "", S::up},
-      {"and when it failed", hub(restart(World().up()), present, failed), "", S::up},
-      {"then it restarts", hub(restart(World().up()), present, present), "head:drain", S::draining},
-      {"stop ends it", hub(World().no_api().stopped(), fetching, fetching), "head:end_download worker:end_download",
-       S::draining},
-      {"stopping comes first", hub(World().up().stopped(), fetching, present), "head:drain", S::draining},
-      {"then nothing is left", hub(World().no_api().stopped(), none, none), "", S::down},
-      {"a dead rank is looked after meanwhile",
-       hub(restart(World().up()), fetching, fetching).with([](World& x) { x.dead(1, {}, 9); }), "head:stop_rank0",
-       S::preparing},
-  });
-  CHECK(cluster_view(hub(World().no_api(), present, failed).w, hub(World().no_api(), present, failed).o, kNow).reason ==
-        "worker: E640 hub: no space");
-  CHECK(cluster_view(hub(World(), present, fetching).w, hub(World(), present, fetching).o, kNow).reason ==
-        "worker: org/name: 4 %");
-  for (const Weights w : {none, fetching, present, failed}) CHECK(parse_weights(name(w)) == w);
-  CHECK(parse_weights("flying") == none);
 }
 
 TEST_CASE("a generation's number is above every number seen") {
@@ -632,6 +466,7 @@ class Simulation {
       case ActionKind::preflight:
       case ActionKind::download:
       case ActionKind::end_download:
+      case ActionKind::copy:
       case ActionKind::none:
       case ActionKind::wait_ready:
       case ActionKind::backoff:
