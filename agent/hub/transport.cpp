@@ -161,7 +161,7 @@ std::string_view Head::header(std::string_view name) const {
 
 struct Transport::Impl {
   struct FreeMulti {
-    void operator()(CURLM* multi) const { curl_multi_cleanup(multi); }
+    void operator()(CURLM* handle) const { curl_multi_cleanup(handle); }
   };
   std::unique_ptr<CURLM, FreeMulti> multi;
   std::list<Job> jobs;

@@ -44,7 +44,7 @@ std::optional<CgroupRoom> cgroup_room(const FileRoot& root) {
   const auto groups = root.text("/proc/self/cgroup");
   if (!groups) return std::nullopt;
   std::optional<CgroupRoom> tightest;
-  const auto look = [&](std::string base, std::string path, const char* limit_file, const char* used_file) {
+  const auto look = [&](const std::string& base, std::string path, const char* limit_file, const char* used_file) {
     while (true) {
       const auto limit = root.number(cat(base, path, "/", std::string_view(limit_file)));
       const auto used = root.number(cat(base, path, "/", std::string_view(used_file)));

@@ -113,7 +113,7 @@ void fail(Result& r, std::string measured, std::string remedy) {
   warn(r, std::move(measured), std::move(remedy));
   r.verdict = Verdict::fail;
 }
-void skip(Result& r, std::string why) {
+void skip(Result& r, const std::string& why) {
   r.verdict = Verdict::skip;
   r.measured = cat("skipped: ", why);
 }
