@@ -18,7 +18,7 @@ std::span<const Check> all_checks();
 // Sets verdict, text and remedy of a result.
 void warn(Result& result, std::string measured, std::string remedy);
 void fail(Result& result, std::string measured, std::string remedy);
-void skip(Result& result, std::string why);
+void skip(Result& result, const std::string& why);
 
 // checks_node.cpp
 void check_config(const Context& c, Result& r);
