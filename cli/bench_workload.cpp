@@ -200,6 +200,7 @@ std::optional<double> SessionPool::next_ready() const {
 
 size_t SessionPool::key_of(size_t session) const {
   const auto total = static_cast<size_t>(std::accumulate(load_.key_weights.begin(), load_.key_weights.end(), 0));
+  if (total == 0) return 0;
   size_t place = session % total;
   for (size_t key = 0; key < load_.key_weights.size(); ++key) {
     const auto weight = static_cast<size_t>(load_.key_weights[key]);
