@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/commands.h"
 #include "cli/terminal.h"
 #include "common/json.h"
 #include "common/strings.h"
@@ -210,6 +211,27 @@ Outcome follow(AdminClient& agent, const std::string& operation, const FollowOpt
     for (const auto& line : follower.view().log_lines()) print_line(line);
   }
   return outcome;
+}
+
+int follow_to_end(const GlobalOptions& global, AdminClient& agent, const std::string& operation, bool detach,
+                  std::string_view done) {
+  if (detach) {
+    print_line(global.json ? dump({{"operation", operation}, {"state", "running"}}) : operation);
+    return 0;
+  }
+  const Outcome outcome = follow(agent, operation, {.json = global.json});
+  if (outcome.error && !global.json) throw *outcome.error;
+  if (global.json) {
+    Json result = {{"operation", operation}, {"state", outcome.state}};
+    if (outcome.error) {
+      result["error"] = {{"code", std::string(name(outcome.error->code()))}, {"message", outcome.error->what()}};
+    }
+    print_line(dump(result));
+  } else {
+    print_line(outcome.state == "done" ? std::string(done) : outcome.state);
+  }
+  if (outcome.error) return std::max(1, ctl_exit(outcome.error->code()));
+  return outcome.state == "done" ? 0 : 1;
 }
 
 }  // namespace glm53::cli

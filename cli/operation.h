@@ -56,5 +56,9 @@ struct FollowOptions {
 /// Follows to the end; an agent that restarts on the way is found again. Throws Error(stalled) at the limit (the
 /// operation goes on).
 Outcome follow(AdminClient& agent, const std::string& operation, const FollowOptions& options);
+/// For commands that only wait: follows (or not, when `detach`) and prints how it ended, `done` where it went well.
+/// Returns the exit code; throws the operation's error where nothing machine-readable was asked for.
+int follow_to_end(const GlobalOptions& global, AdminClient& agent, const std::string& operation, bool detach,
+                  std::string_view done);
 
 }  // namespace glm53::cli

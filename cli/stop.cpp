@@ -1,6 +1,4 @@
 // glm53ctl stop.
-#include <algorithm>
-
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -24,24 +22,7 @@ int run_stop(const GlobalOptions& global, const StopOptions& options) {
     print_line(global.json ? dump({{"operation", nullptr}, {"state", "unchanged"}}) : "already stopped");
     return 0;
   }
-  const auto operation = answer["operation"].get<std::string>();
-  if (options.detach) {
-    print_line(global.json ? dump({{"operation", operation}, {"state", "running"}}) : operation);
-    return 0;
-  }
-  const Outcome outcome = follow(agent, operation, {.json = global.json});
-  if (outcome.error && !global.json) throw *outcome.error;
-  if (global.json) {
-    Json result = {{"operation", operation}, {"state", outcome.state}};
-    if (outcome.error) {
-      result["error"] = {{"code", std::string(name(outcome.error->code()))}, {"message", outcome.error->what()}};
-    }
-    print_line(dump(result));
-  } else {
-    print_line(outcome.state == "done" ? "stopped" : outcome.state);
-  }
-  if (outcome.error) return std::max(1, ctl_exit(outcome.error->code()));
-  return outcome.state == "done" ? 0 : 1;
+  return follow_to_end(global, agent, answer["operation"].get<std::string>(), options.detach, "stopped");
 }
 
 }  // namespace glm53::cli

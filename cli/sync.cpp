@@ -1,6 +1,4 @@
 // glm53ctl sync.
-#include <algorithm>
-
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -25,24 +23,7 @@ Json sync_order(const std::string& what) {
 int run_sync(const GlobalOptions& global, const SyncOptions& options) {
   AdminClient agent(resolve_target(global));
   const Json answer = agent.post("/sync", sync_order(options.what));
-  const auto operation = answer.at("operation").get<std::string>();
-  if (options.detach) {
-    print_line(global.json ? dump({{"operation", operation}, {"state", "running"}}) : operation);
-    return 0;
-  }
-  const Outcome outcome = follow(agent, operation, {.json = global.json});
-  if (outcome.error && !global.json) throw *outcome.error;
-  if (global.json) {
-    Json result = {{"operation", operation}, {"state", outcome.state}};
-    if (outcome.error) {
-      result["error"] = {{"code", std::string(name(outcome.error->code()))}, {"message", outcome.error->what()}};
-    }
-    print_line(dump(result));
-  } else {
-    print_line(outcome.state == "done" ? "the worker has it" : outcome.state);
-  }
-  if (outcome.error) return std::max(1, ctl_exit(outcome.error->code()));
-  return outcome.state == "done" ? 0 : 1;
+  return follow_to_end(global, agent, answer.at("operation").get<std::string>(), options.detach, "the worker has it");
 }
 
 }  // namespace glm53::cli

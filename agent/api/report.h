@@ -9,7 +9,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "agent/api/model_fetcher.h"
+#include "agent/api/model_job.h"
 #include "agent/api/settings.h"
 #include "agent/reconcile/reconcile.h"
 #include "agent/supervise/supervisor.h"

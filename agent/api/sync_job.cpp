@@ -1,6 +1,7 @@
 #include "agent/api/sync_job.h"
 
 #include <chrono>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 
@@ -8,14 +9,12 @@
 #include "agent/api/settings.h"
 #include "common/http_client.h"
 #include "common/json.h"
-#include "common/log.h"
 #include "common/strings.h"
 
 namespace glm53::agent {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using reconcile::Weights;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kConnect{3000}, kRead{60'000}, kPoll{100};
@@ -102,51 +101,10 @@ std::unique_ptr<sync::Peer> worker_peer(const WorkerAddress& worker, uint64_t ep
 }
 
 void SyncJob::start(Order order) {
-  {
-    const std::lock_guard lock(mutex_);
-    const bool same = report_.request == order.request;
-    if (same && (report_.state == Weights::fetching || report_.state == Weights::present)) return;
-    if (running_) {
-      cancelled_ = true;
-      if (sender_) sender_->cancel();
-      throw Error(Code::busy, "another copy is being ended");
-    }
-    report_ = FetchReport();
-    report_.request = order.request;
-    report_.state = Weights::fetching;
-    running_ = true;
-    cancelled_ = false;
-  }
-  if (thread_.joinable()) thread_.join();
-  thread_ = std::thread([this, order = std::move(order)] { run(order); });
-}
-
-void SyncJob::cancel() {
-  const std::lock_guard lock(mutex_);
-  cancelled_ = true;
-  if (sender_) sender_->cancel();
-}
-
-void SyncJob::stop() {
-  cancel();
-  if (thread_.joinable()) thread_.join();
-}
-
-FetchReport SyncJob::report() const {
-  const std::lock_guard lock(mutex_);
-  return report_;
-}
-
-void SyncJob::run(const Order& order) {
-  try {
+  const std::string request = order.request;
+  job_.start(request, [this, order = std::move(order)] {
     for (const HubModel& model : order.models) copy(order, model);
-    finish(Weights::present, nullptr);
-  } catch (const Error& e) {
-    finish(e.code() == Code::cancelled ? Weights::none : Weights::failed, &e);
-  } catch (const std::exception& e) {
-    const Error wrapped(Code::internal, e.what());
-    finish(Weights::failed, &wrapped);
-  }
+  });
 }
 
 void SyncJob::copy(const Order& order, const HubModel& model) {
@@ -158,42 +116,18 @@ void SyncJob::copy(const Order& order, const HubModel& model) {
   settings.limit_rate = order.limit_rate;
   const auto sender = std::make_shared<sync::Sender>(
       settings, [worker = order.worker, epoch = order.epoch] { return worker_peer(worker, epoch); });
-  {
-    const std::lock_guard lock(mutex_);
-    if (cancelled_) throw Error(Code::cancelled, "the copy was called off");
-    sender_ = sender;
-    report_.model = model.repo;
-  }
+  job_.begin(model.repo, [sender] { sender->cancel(); });
   const auto begin = std::chrono::steady_clock::now();
   const sync::SendResult result = sender->run(
       manifest,
       [&](const sync::SendProgress& p) {
         const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-        const std::lock_guard lock(mutex_);
-        report_.bytes_done = p.bytes_done;
-        report_.bytes_total = p.bytes_total;
-        report_.rate = s > 0 ? static_cast<int64_t>(static_cast<double>(p.bytes_sent) / s) : 0;
-        report_.eta_s = report_.rate > 0 ? (p.bytes_total - p.bytes_done) / report_.rate : -1;
+        const auto rate = s > 0 ? static_cast<int64_t>(static_cast<double>(p.bytes_sent) / s) : 0;
+        job_.progress(p.bytes_done, p.bytes_total, rate, rate > 0 ? (p.bytes_total - p.bytes_done) / rate : -1);
       },
       on_event_);
   on_event_(cat(model.repo, "@", model.commit.substr(0, 12), ": the worker has all ", human_bytes(result.bytes), ", ",
                 human_bytes(result.bytes_sent), " were copied"));
-}
-
-void SyncJob::finish(Weights state, const Error* error) {
-  {
-    const std::lock_guard lock(mutex_);
-    sender_.reset();
-    running_ = false;
-    report_.state = state;
-    if (state == Weights::none) report_.request.clear();
-    if (error != nullptr && state == Weights::failed) {
-      report_.error_code = name(error->code());
-      report_.error = log::redact(error->what());
-      report_.remedy = log::redact(error->remedy());
-    }
-  }
-  on_change_();
 }
 
 }  // namespace glm53::agent

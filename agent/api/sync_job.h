@@ -3,13 +3,11 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "agent/api/hub_models.h"
-#include "agent/api/model_fetcher.h"
+#include "agent/api/model_job.h"
 #include "agent/api/settings.h"
 #include "agent/sync/sender.h"
 
@@ -22,10 +20,7 @@ std::unique_ptr<sync::Peer> worker_peer(const WorkerAddress& worker, uint64_t ep
 class SyncJob {
  public:
   SyncJob(std::function<void()> on_change, std::function<void(const std::string&)> on_event)
-      : on_change_(std::move(on_change)), on_event_(std::move(on_event)) {}
-  ~SyncJob() { stop(); }
-  SyncJob(const SyncJob&) = delete;
-  SyncJob& operator=(const SyncJob&) = delete;
+      : on_event_(std::move(on_event)), job_("copy", std::move(on_change)) {}
 
   struct Order {
     std::string request;  ///< for whom; start() is idempotent for one
@@ -38,22 +33,15 @@ class SyncJob {
   };
   /// Throws Error(busy) while another one is at work.
   void start(Order order);
-  void cancel();
-  void stop();
-  FetchReport report() const;
+  void cancel() { job_.cancel(); }
+  void stop() { job_.stop(); }
+  FetchReport report() const { return job_.report(); }
 
  private:
-  void run(const Order& order);
   void copy(const Order& order, const HubModel& model);
-  void finish(reconcile::Weights state, const Error* error);
 
-  const std::function<void()> on_change_;
   const std::function<void(const std::string&)> on_event_;
-  mutable std::mutex mutex_;  // guards the next four
-  FetchReport report_;
-  std::shared_ptr<sync::Sender> sender_;
-  bool running_ = false, cancelled_ = false;
-  std::thread thread_;
+  ModelJob job_;  // last: its thread uses the rest
 };
 
 }  // namespace glm53::agent

@@ -87,18 +87,8 @@ __device__ void describe(const Packed& job, int pair, int32_t expert) {
 
 /// Stores the block's rotated row in fp16 and fragment order; the factor back goes to `unscale`.
 __device__ void store_row(const float (&v)[kPerWarp][4], int64_t width, __half* to, float* unscale) {
-  __shared__ float tops[kThreads / 32];
   const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31U);
-  float top = 0;
-#pragma unroll
-  for (int b = 0; b < kPerWarp; ++b) {
-    if ((b * (kThreads / 32) + warp) * 128 < width) top = largest(v[b], top);
-  }
-  top = warp_top(top);
-  if (lane == 0) tops[warp] = top;
-  __syncthreads();
-  for (const float other : tops) top = fmaxf(top, other);
-  const float scale = fp16_scale(top);
+  const float scale = row_scale<kThreads / 32>(v, width);
   if (threadIdx.x == 0) *unscale = 1 / scale;
 #pragma unroll
   for (int b = 0; b < kPerWarp; ++b) {

@@ -79,4 +79,22 @@ __device__ inline float fp16_scale(float top) {
   return __uint_as_float(static_cast<uint32_t>(127 + min(14 - exponent, 126)) << 23);
 }
 
+/// fp16_scale of a row that a block of kWarps warps holds: block b of 128 values lies in warp b % kWarps at b / kWarps.
+/// Every thread of the block calls it.
+template <int kWarps, int kPerWarp>
+__device__ inline float row_scale(const float (&v)[kPerWarp][4], int64_t width) {
+  __shared__ float tops[kWarps];
+  const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31U);
+  float top = 0;
+#pragma unroll
+  for (int b = 0; b < kPerWarp; ++b) {
+    if ((b * kWarps + warp) * 128 < width) top = largest(v[b], top);
+  }
+  top = warp_top(top);
+  if (lane == 0) tops[warp] = top;
+  __syncthreads();
+  for (const float other : tops) top = fmaxf(top, other);
+  return fp16_scale(top);
+}
+
 }  // namespace glm53::cuda

@@ -8,17 +8,6 @@ struct Sizes {
   int heads, nope, v, latent, kpool, top;
 };
 
-/// ‖got − want‖ / ‖want‖.
-double distance(std::span<const float> got, std::span<const float> want) {
-  double apart = 0, size = 1e-300;
-  for (size_t i = 0; i < got.size(); ++i) {
-    const double d = static_cast<double>(got[i]) - static_cast<double>(want[i]);
-    apart += d * d;
-    size += static_cast<double>(want[i]) * static_cast<double>(want[i]);
-  }
-  return std::sqrt(apart / size);
-}
-
 /// A cache of `tokens` latents on the host, and the same on the device.
 struct Context {
   Context(Device& device, const Sizes& sizes, KvFormat format, int tokens, Random& random)

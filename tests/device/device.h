@@ -1,6 +1,8 @@
 // What tests on a GPU share: weights and rows on the device, results back on the host as f32.
 #pragma once
 
+#include <cmath>
+#include <span>
 #include <vector>
 
 #include "kernels/half.h"
@@ -8,6 +10,20 @@
 #include "tests/unit/kernels/weights.h"
 
 namespace glm53::test {
+
+/// ‖got − want‖ / ‖want‖.
+inline double distance(std::span<const float> got, std::span<const double> want) {
+  double apart = 0, size = 1e-300;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double d = static_cast<double>(got[i]) - want[i];
+    apart += d * d;
+    size += want[i] * want[i];
+  }
+  return std::sqrt(apart / size);
+}
+inline double distance(std::span<const float> got, std::span<const float> want) {
+  return distance(got, widen(want));
+}
 
 /// Owns a CUDA backend with bf16 activations and everything put on its device. Throws where there is no GPU.
 class Device {

@@ -1,5 +1,6 @@
 // The mixture of experts with 4-bit EXL3 weights on a GPU against f64: routing of every shape, rows as if alone.
 #include "tests/device/device.h"
+#include "tests/unit/kernels/moe_oracle.h"
 
 namespace glm53::test {
 namespace {
@@ -18,12 +19,6 @@ struct Experts {
       d.push_back(device.put(down.back().w));
     }
   }
-};
-
-struct Routing {
-  Ints index;
-  Floats weight;
-  int64_t k;
 };
 
 /// k different experts a row, ascending; every fifth row without any. `hot` experts are chosen first.
@@ -60,39 +55,6 @@ Floats run(Device& device, const Tensor& x, const Routing& routing, int64_t firs
   return device.fetch(out);
 }
 
-Doubles oracle(const Floats& x, const Routing& routing, int64_t rows, int64_t hidden, const Experts& e, double limit) {
-  Doubles out(at(rows * hidden));
-  for (int64_t r = 0; r < rows; ++r) {
-    const Doubles row(x.begin() + r * hidden, x.begin() + (r + 1) * hidden);
-    for (int64_t j = 0; j < routing.k; ++j) {
-      const int32_t id = routing.index[at(r * routing.k + j)];
-      if (id < 0) continue;
-      Doubles a = product(e.gate[at(id)], row, 1);
-      const Doubles b = product(e.up[at(id)], row, 1);
-      for (size_t i = 0; i < a.size(); ++i) {
-        const double gate = std::min(a[i], limit);
-        a[i] = gate / (1 + std::exp(-gate)) * std::clamp(b[i], -limit, limit);
-      }
-      const Doubles y = product(e.down[at(id)], a, 1);
-      for (int64_t d = 0; d < hidden; ++d) {
-        out[at(r * hidden + d)] += static_cast<double>(routing.weight[at(r * routing.k + j)]) * y[at(d)];
-      }
-    }
-  }
-  return out;
-}
-
-/// ‖got − want‖ / ‖want‖.
-double distance(std::span<const float> got, std::span<const double> want) {
-  double apart = 0, size = 1e-300;
-  for (size_t i = 0; i < got.size(); ++i) {
-    const double d = static_cast<double>(got[i]) - want[i];
-    apart += d * d;
-    size += want[i] * want[i];
-  }
-  return std::sqrt(apart / size);
-}
-
 void check(Device& device, const Experts& e, int64_t rows, int64_t k, int hot, float limit, Random& random) {
   const int64_t hidden = e.gate.front().w.in;
   Floats x = random.normals(rows * hidden);
@@ -102,7 +64,7 @@ void check(Device& device, const Experts& e, int64_t rows, int64_t k, int hot, f
   }
   const Routing routing = route(rows, k, static_cast<int>(e.g.size()), hot, random);
   const Tensor xs = device.halves(x, {rows, hidden});
-  const Doubles want = oracle(x, routing, rows, hidden, e, static_cast<double>(limit));
+  const Doubles want = moe_oracle(x, routing, rows, hidden, e, static_cast<double>(limit));
   for (const bool window : {true, false}) {
     const Floats all = run(device, xs, routing, 0, e, limit, window ? static_cast<int>(rows) : 0);
     for (int64_t r = 0; r < rows; ++r) {

@@ -6,6 +6,7 @@
 #include "common/socket.h"
 #include "common/strings.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/helpers.h"
 
 using namespace glm53;
 using namespace glm53::e2e;
@@ -14,11 +15,6 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr int kBadConfig = 2, kStateInUse = 73, kPortInUse = 74;
-
-bool contains(const std::string& text, const std::string& part) {
-  INFO("looking for '", part, "' in: ", text);
-  return text.find(part) != std::string::npos;
-}
 
 /// Runs an agent that should refuse to start.
 ProgramResult refused_agent(const TempDir& dir, const std::string& toml) {

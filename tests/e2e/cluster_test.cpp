@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include "common/strings.h"
+#include "tests/e2e/helpers.h"
 
 using namespace glm53;
 using namespace glm53::e2e;
@@ -22,11 +23,6 @@ std::vector<std::string> files_under(const std::string& folder) {
     if (!entry.is_directory()) out.push_back(entry.path().string());
   }
   return out;
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  INFO("looking for '", part, "' in: ", text);
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

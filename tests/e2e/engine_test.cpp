@@ -9,23 +9,13 @@
 #include "common/json.h"
 #include "common/strings.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/helpers.h"
 
 using namespace glm53;
 using namespace glm53::e2e;
 using namespace std::chrono_literals;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  INFO("looking for '", part, "' in: ", text);
-  return text.find(part) != std::string::npos;
-}
-
-ClusterOptions real_engine() {
-  ClusterOptions options;
-  options.fake_rank = false;
-  return options;
-}
 
 /// Two turns of a conversation under a long system prompt; the answers and the usage of the second.
 struct Conversation {

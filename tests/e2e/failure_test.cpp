@@ -5,17 +5,13 @@
 
 #include "common/strings.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/helpers.h"
 
 using namespace glm53;
 using namespace glm53::e2e;
 using namespace std::chrono_literals;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  INFO("looking for '", part, "' in: ", text);
-  return text.find(part) != std::string::npos;
-}
 
 void kill_process(const LocalCluster& cluster, const std::string& name) {
   const pid_t pid = cluster.process_pid(name);

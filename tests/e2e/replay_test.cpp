@@ -10,6 +10,7 @@
 #include "common/error.h"
 #include "common/strings.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/helpers.h"
 
 using namespace glm53;
 using namespace glm53::e2e;
@@ -18,17 +19,6 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr int kStreams = 16, kPlain = 4;
-
-bool contains(const std::string& text, const std::string& part) {
-  INFO("looking for '", part, "' in: ", text);
-  return text.find(part) != std::string::npos;
-}
-
-ClusterOptions real_engine() {
-  ClusterOptions options;
-  options.fake_rank = false;
-  return options;
-}
 
 /// All clients at the same time, each with a prompt of its own; what they got, in their order. `each` is called with
 /// every piece of a stream, on its client's thread.

@@ -1,5 +1,5 @@
 // Mixture of experts: all formats, uneven routing, shards, and independence of rows.
-#include "tests/unit/kernels/weights.h"
+#include "tests/unit/kernels/moe_oracle.h"
 
 namespace glm53::test {
 namespace {
@@ -24,12 +24,6 @@ struct Experts {
       d.push_back(down[e].w);
     }
   }
-};
-
-struct Routing {
-  Ints index;
-  Floats weight;
-  int64_t k;
 };
 
 /// k different experts a row, some rows without any (padding).
@@ -62,28 +56,6 @@ Floats run_moe(Ops& ops, Floats x, Routing routing, int64_t rows, int64_t hidden
   return out;
 }
 
-Doubles oracle(const Floats& x, const Routing& routing, int64_t rows, int64_t hidden, const Experts& e, double limit) {
-  Doubles out(at(rows * hidden));
-  for (int64_t r = 0; r < rows; ++r) {
-    const Doubles row(x.begin() + r * hidden, x.begin() + (r + 1) * hidden);
-    for (int64_t j = 0; j < routing.k; ++j) {
-      const int32_t id = routing.index[at(r * routing.k + j)];
-      if (id < 0) continue;
-      Doubles a = product(e.gate[at(id)], row, 1);
-      const Doubles b = product(e.up[at(id)], row, 1);
-      for (size_t i = 0; i < a.size(); ++i) {
-        const double g = std::min(a[i], limit);
-        a[i] = g / (1 + std::exp(-g)) * std::clamp(b[i], -limit, limit);
-      }
-      const Doubles y = product(e.down[at(id)], a, 1);
-      for (int64_t d = 0; d < hidden; ++d) {
-        out[at(r * hidden + d)] += static_cast<double>(routing.weight[at(r * routing.k + j)]) * y[at(d)];
-      }
-    }
-  }
-  return out;
-}
-
 Routing one_row(const Routing& all, int64_t r) {
   return {Ints(all.index.begin() + r * all.k, all.index.begin() + (r + 1) * all.k),
           Floats(all.weight.begin() + r * all.k, all.weight.begin() + (r + 1) * all.k), all.k};
@@ -95,7 +67,7 @@ void check_moe(const Experts& e, int64_t rows, int64_t k, int64_t hidden, float 
   const Routing routing = route(rows, k, experts, random);
   const auto one = make_cpu_ops(1), three = make_cpu_ops(3);
   const Floats all = run_moe(*one, x, routing, rows, hidden, e, limit);
-  CHECK(relative_error(all, oracle(x, routing, rows, hidden, e, static_cast<double>(limit))) < 1e-5);
+  CHECK(relative_error(all, moe_oracle(x, routing, rows, hidden, e, static_cast<double>(limit))) < 1e-5);
   CHECK(same_bits(run_moe(*three, x, routing, rows, hidden, e, limit), all));
   for (int64_t r = 0; r < rows; ++r) {
     const Floats row(x.begin() + r * hidden, x.begin() + (r + 1) * hidden);
@@ -132,7 +104,7 @@ TEST_CASE("moe: everything on one expert, more rows than a block") {
   const Routing routing{Ints(at(rows), 1), random.normals(rows), 1};
   const auto ops = make_cpu_ops(3);
   const Floats all = run_moe(*ops, x, routing, rows, 128, e, 10.0f);
-  CHECK(relative_error(all, oracle(x, routing, rows, 128, e, 10.0)) < 1e-5);
+  CHECK(relative_error(all, moe_oracle(x, routing, rows, 128, e, 10.0)) < 1e-5);
   for (const int64_t r : {int64_t{0}, int64_t{239}, int64_t{240}, rows - 1}) {
     const Floats row(x.begin() + r * 128, x.begin() + (r + 1) * 128);
     CHECK(
