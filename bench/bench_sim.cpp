@@ -2,6 +2,7 @@
 // simulated time: no model runs. Prints a table and one JSON line.
 //   bench_sim [--dense bf16|fp8|int4] [--experts alike|independent] [--prefill TOKENS_A_SECOND] [--chunk ROWS]
 //             [--share PART] [--piece MS] [--agents N] [--context TOKENS] [--prompt TOKENS] [--decoders N]
+//             [--layers N]   (1: a piece of a prompt passes the whole model in one step)
 #include <algorithm>
 #include <functional>
 #include <iostream>
@@ -30,6 +31,7 @@ constexpr int64_t kBlockBytes = 394944, kSnapshotBytes = 73820000, kKvBytes = in
 struct Settings {
   Gb10Cost cost;
   int32_t chunk = 2048, agents = 4, context = 60000, prompt = 300000, decoders = 3;
+  int32_t layers = 45;  // between which pieces of prompts may stop
   double share = 0.4, piece_ms = 600;
 };
 
@@ -48,7 +50,10 @@ class Simulation {
  public:
   using Seen = std::function<void(const wire::Delta&)>;
   explicit Simulation(const Settings& s)
-      : cost_(s.cost), table_({.vocab = kVocab, .text_vocab = kVocab, .eos = {}}), scheduler_(limits(s), table_, 1) {
+      : cost_(s.cost),
+        layers_(s.layers),
+        table_({.vocab = kVocab, .text_vocab = kVocab, .eos = {}}),
+        scheduler_(limits(s), table_, 1) {
     scheduler_.set_gate(true);
   }
   double now_ms() const { return now_; }
@@ -61,14 +66,7 @@ class Simulation {
     if (plan) {
       StepResult result;
       result.step = plan->step;
-      Gb10Cost::Step step;
-      for (const SeqStep& s : plan->seqs) {
-        const auto rows = static_cast<int32_t>(s.tokens.size());
-        step.add(s.regime == Regime::window, rows, s.start + rows);
-        if (s.logits > 0)
-          result.seqs.push_back({s.request, {{token_of(s.request, static_cast<uint64_t>(s.start)), 0, {}}}, 0});
-      }
-      result.device_ms = cost_.ms(step);
+      result.device_ms = run(*plan, result);
       now_ += result.device_ms;
       scheduler_.complete(result);
     }
@@ -80,6 +78,30 @@ class Simulation {
     if (!plan && deltas.empty()) now_ = std::max(now_, next);
   }
 
+  /// Milliseconds of a step, and the tokens that it gives.
+  double run(const StepPlan& plan, StepResult& result) {
+    const auto give = [&](const SeqStep& s) {
+      if (s.logits > 0)
+        result.seqs.push_back({s.request, {{token_of(s.request, static_cast<uint64_t>(s.start)), 0, {}}}, 0});
+    };
+    const bool apart = plan.piece != LayerSpan{};
+    if (apart && plan.piece.first == 0) held_ = {};
+    Gb10Cost::Step step;
+    for (const SeqStep& s : plan.seqs) {
+      const auto rows = static_cast<int32_t>(s.tokens.size());
+      const bool window = s.regime == Regime::window;
+      (apart && !window ? held_.step : step).add(window, rows, s.start + rows);
+      if (apart && !window)
+        held_.seqs.push_back(s);
+      else
+        give(s);
+    }
+    if (!apart) return cost_.ms(step);
+    if (plan.piece.last == layers_)
+      for (const SeqStep& s : held_.seqs) give(s);
+    return cost_.ms(step) + cost_.part_ms(held_.step, plan.piece.last - plan.piece.first, layers_);
+  }
+
   static SchedulerLimits limits(const Settings& s) {
     SchedulerLimits l;
     l.max_context = 1 << 20;
@@ -89,14 +111,20 @@ class Simulation {
     l.snaps = static_cast<int32_t>(std::clamp<int64_t>(kKvBytes * 15 / 100 / kSnapshotBytes, 8, 64));
     l.prefill_share = s.share;
     l.max_piece_ms = s.piece_ms;
+    l.layers = s.layers;
     return l;
   }
 
  private:
   const Gb10Cost cost_;
+  const int32_t layers_;
   SamplingTable table_;
   Scheduler scheduler_;
   double now_ = 0;
+  struct {
+    Gb10Cost::Step step;
+    std::vector<SeqStep> seqs;
+  } held_;  // a piece between two layers
 };
 
 wire::Submit request_of(uint64_t id, Tokens prompt, int32_t output) {
@@ -263,6 +291,8 @@ Settings parse(const std::vector<std::string>& arguments) {
       s.context = whole();
     else if (name == "--prompt")
       s.prompt = whole();
+    else if (name == "--layers")
+      s.layers = whole();
     else if (name == "--decoders")
       s.decoders = whole();
     else
@@ -284,7 +314,7 @@ void run(const Settings& s) {
   const Json undisturbed = long_prompt(none, s.prompt);
   const auto of = [](const Json& j, const char* name) { return j[name].get<double>(); };
   std::cout << "simulated time, cost model of two GB10 (bench/cost_gb10.h): " << s.cost.text() << "; chunk " << s.chunk
-            << ", share " << s.share << ", piece " << s.piece_ms << " ms\n\n"
+            << ", share " << s.share << ", piece " << s.piece_ms << " ms, layers " << s.layers << "\n\n"
             << s.agents << " agents to " << s.context << " tokens, " << conversations["turns"] << " turns\n"
             << "  hit ratio                    " << fixed(of(conversations, "hit_ratio"), 4)
             << " of the reusable tokens (goal 0.95), " << fixed(of(conversations, "cached_of_all"), 4) << " of all\n"

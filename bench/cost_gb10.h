@@ -23,6 +23,7 @@ struct Gb10Cost {
   double pooled_bytes = 700;            ///< index keys, a token of context
   double prompt_tokens_per_s = 2030;    ///< of large pieces at 24.5k tokens of context
   double index_us = 0.12e-3;            ///< a prompt row and token of context
+  double launch_ms = 0.9;               ///< a pass, or a part of one
   double fixed_ms = 90 * 0.0115 + 0.9;  ///< exchanges, launches
   bool independent = false;             ///< rows of one prompt share experts by chance only
   std::string dense = "int4";
@@ -80,6 +81,8 @@ struct Gb10Cost {
     const double math_ms = s.chunk_rows / prompt_tokens_per_s * 1e3 + s.chunk_context * index_us * 1e-3;
     return fixed_ms + std::max(memory_ms, math_ms);
   }
+  /// Of rows that pass `layers` of `all` by themselves.
+  double part_ms(const Step& s, int layers, int all) const { return launch_ms + (ms(s) - launch_ms) * layers / all; }
 };
 
 }  // namespace glm53

@@ -41,6 +41,12 @@ struct Batch {
   Tensor embedding;    ///< f32 or bf16 [R][hidden] for rows with token -1; empty when no row brings one (vision, later)
 };
 
+/// Layers [first, last) of the model: the part of a pass that a batch takes in one step.
+struct LayerSpan {
+  int32_t first = 0, last = 0;
+  bool operator==(const LayerSpan&) const = default;
+};
+
 /// Storage of latents and pooled keys (spec runtime §1.2–1.4). f32 and bf16 pool keys follow the reference maths; the
 /// 8-bit forms rotate pooled keys by Hadamard-128 before the code, as §1.4.
 enum class KvFormat : uint8_t { f32, bf16, fp8_c528, int8_c528 };

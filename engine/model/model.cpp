@@ -128,6 +128,7 @@ class GlmModel final : public Model {
         source_(make_checkpoint_source(checkpoint, policy, comm.shard(), ops)) {
     load(*checkpoint, progress);
     space_ = plan_workspace(config_, shard_, limits_, ops_);
+    held_ = plan_held(space_, config_, shard_, limits_, ops_);
     ops_.reserve(op_limits(config_, shard_, limits_));
   }
 
@@ -147,31 +148,17 @@ class GlmModel final : public Model {
   }
 
   ForwardOut forward(const Batch& batch, const Caches& caches) override {
-    check(batch);
-    const Step step{ops_, batch, caches, space_, probe_, probe_space_, batch.token.dim(0)};
-    embed(step);
-    const Tensor u = step.rows(space_.u), y = step.rows(space_.y);
-    ops_.mhc_pre(pre(step, layers_.front().attention_site));
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      const Layer& layer = layers_[i];
-      const int number = static_cast<int>(i);
-      step.show("layer", number, "attn.in", u);
-      std::visit([&](const auto& attention) { attention.run(step, u, y); }, layer.attention);
-      comm_.all_reduce(y);
-      step.show("layer", number, "attn.out", y);
-      ops_.mhc_post_pre({post(step), pre(step, layer.mlp_site)});
-      step.show("layer", number, "mlp.in", u);
-      std::visit([&](const auto& mlp) { mlp.run(step, u, y); }, layer.mlp);
-      comm_.all_reduce(y);
-      step.show("layer", number, "mlp.out", y);
-      if (i + 1 < layers_.size()) {
-        ops_.mhc_post_pre({post(step), pre(step, layers_[i + 1].attention_site)});
-      } else {
-        ops_.mhc_post(post(step));
-      }
-      step.show("layer", number, "streams", step.rows(space_.streams));
-    }
-    return head(step);
+    return pass(batch, caches, space_, {0, config_.layers});
+  }
+
+  ForwardOut forward_part(const Batch& batch, const Caches& caches, LayerSpan layers) override {
+    if (layers.first != held_at_ && layers.first != 0)
+      throw Error(Code::internal, cat("forward: a part begins at layer ", layers.first),
+                  cat("the batch stands in front of layer ", held_at_));
+    if (layers.first < 0 || layers.last <= layers.first || layers.last > config_.layers)
+      throw Error(Code::internal, cat("forward: layers ", layers.first, " to ", layers.last, " of ", config_.layers));
+    held_at_ = layers.last % config_.layers;
+    return pass(batch, caches, held_, layers);
   }
 
  private:
@@ -219,35 +206,69 @@ class GlmModel final : public Model {
     within("logit_rows", batch.logit_rows, 0, limits_.max_logit_rows);
   }
 
+  ForwardOut pass(const Batch& batch, const Caches& caches, const Workspace& space, LayerSpan layers) {
+    check(batch);
+    const Step step{ops_, batch, caches, space, probe_, probe_space_, batch.token.dim(0)};
+    if (layers.first == 0) {
+      embed(step);
+      ops_.mhc_pre(pre(step, layers_.front().attention_site));
+    }
+    for (int i = layers.first; i < layers.last; ++i) run(step, i);
+    return layers.last == config_.layers ? head(step) : ForwardOut{};
+  }
+
+  /// One layer, and the seam to the next.
+  void run(const Step& step, int number) {
+    const auto i = static_cast<size_t>(number);
+    const Layer& layer = layers_[i];
+    const Tensor u = step.rows(step.space.u), y = step.rows(step.space.y);
+    step.show("layer", number, "attn.in", u);
+    std::visit([&](const auto& attention) { attention.run(step, u, y); }, layer.attention);
+    comm_.all_reduce(y);
+    step.show("layer", number, "attn.out", y);
+    ops_.mhc_post_pre({post(step), pre(step, layer.mlp_site)});
+    step.show("layer", number, "mlp.in", u);
+    std::visit([&](const auto& mlp) { mlp.run(step, u, y); }, layer.mlp);
+    comm_.all_reduce(y);
+    step.show("layer", number, "mlp.out", y);
+    if (i + 1 < layers_.size()) {
+      ops_.mhc_post_pre({post(step), pre(step, layers_[i + 1].attention_site)});
+    } else {
+      ops_.mhc_post(post(step));
+    }
+    step.show("layer", number, "streams", step.rows(step.space.streams));
+  }
+
   MhcPreArgs pre(const Step& step, const Site& site) const {
     MhcPreArgs args{};
-    args.streams = step.rows(space_.streams);
+    args.streams = step.rows(step.space.streams);
     args.site = {&site.fn, &site.base, &site.scale};
     args.norm = &site.norm;
     args.rms_eps = config_.rms_eps;
     args.hc_eps = config_.hc_eps;
     args.sinkhorn = config_.sinkhorn;
-    args.post = step.rows(space_.post);
-    args.comb = step.rows(space_.comb);
-    args.u = step.rows(space_.u);
+    args.post = step.rows(step.space.post);
+    args.comb = step.rows(step.space.comb);
+    args.u = step.rows(step.space.u);
     return args;
   }
 
   MhcPostArgs post(const Step& step) const {
-    return {step.rows(space_.streams), step.rows(space_.y), step.rows(space_.post), step.rows(space_.comb)};
+    return {step.rows(step.space.streams), step.rows(step.space.y), step.rows(step.space.post),
+            step.rows(step.space.comb)};
   }
 
   /// All streams of a row begin as its embedding.
   void embed(const Step& step) const {
-    const Tensor y = step.rows(space_.y);
+    const Tensor y = step.rows(step.space.y);
     ops_.embed({&step.batch, &embed_, y});
-    const Tensor flat = step.rows(space_.streams).reshaped({step.capacity, config_.streams * config_.hidden});
+    const Tensor flat = step.rows(step.space.streams).reshaped({step.capacity, config_.streams * config_.hidden});
     for (int s = 0; s < config_.streams; ++s) ops_.copy(flat.columns(s * config_.hidden, (s + 1) * config_.hidden), y);
   }
 
   ForwardOut head(const Step& step) const {
-    const Tensor mean = step.rows(space_.mean), hidden = step.rows(space_.hidden);
-    ops_.stream_mean({step.rows(space_.streams), mean});
+    const Tensor mean = step.rows(step.space.mean), hidden = step.rows(step.space.hidden);
+    ops_.stream_mean({step.rows(step.space.streams), mean});
     ops_.rms_norm({mean, &norm_, config_.rms_eps, hidden});
     if (step.probe) {
       ops_.synchronize();
@@ -267,7 +288,7 @@ class GlmModel final : public Model {
     Batch pick;
     pick.rows = rows;
     pick.token = step.batch.logit_row.rows(0, rows);
-    const Tensor picked = space_.picked.rows(0, rows), part = space_.logits_part.rows(0, rows);
+    const Tensor picked = step.space.picked.rows(0, rows), part = step.space.logits_part.rows(0, rows);
     ops_.embed({&pick, &table, picked});
     // Few rows, whatever regime they come from: always the window family, so a row's logits never depend on its
     // neighbours.
@@ -276,7 +297,7 @@ class GlmModel final : public Model {
       out.logits = part;
       return out;
     }
-    const Tensor whole = shard_.rank == 0 ? space_.logits.rows(0, rows) : Tensor{};
+    const Tensor whole = shard_.rank == 0 ? step.space.logits.rows(0, rows) : Tensor{};
     comm_.gather(part, whole);
     out.logits = whole;
     return out;
@@ -292,7 +313,8 @@ class GlmModel final : public Model {
   Weight embed_, norm_, head_;
   std::vector<Layer> layers_;
   std::vector<const Weight*> a_log_, dt_bias_;  // of the KDA layers, in order
-  Workspace space_;
+  Workspace space_, held_;                      // held_: of the batch that forward_part() is taking through
+  int held_at_ = 0;                             // the layer in front of which it stands
   Probe probe_;
   ProbeSpace probe_space_;
 };

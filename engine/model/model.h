@@ -41,6 +41,11 @@ class Model {
   virtual std::vector<std::pair<std::string, size_t>> weight_bytes() const = 0;
   /// One step. Every rank of the communicator calls it with an equal batch.
   virtual ForwardOut forward(const Batch& batch, const Caches& caches) = 0;
+  /// A part of a step: the batch passes through some layers and is held in front of the next one, while other batches
+  /// may take whole steps. Parts of one batch follow each other from layer 0 to the last one, which gives the result;
+  /// earlier ones give none. Bits are those of one whole step. A sequence of the batch may be given up on the way: slot
+  /// -1 from then on.
+  virtual ForwardOut forward_part(const Batch& batch, const Caches& caches, LayerSpan layers) = 0;
   /// Commits pending records of slots (before snapshots, chunk pieces after windows, preemption).
   virtual void flush(std::span<const SlotId> slots, std::span<const int> replay, const Caches& caches) = 0;
   virtual void set_probe(Probe probe) = 0;

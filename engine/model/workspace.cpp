@@ -75,18 +75,25 @@ MlpSpace carve_mlp(Memory& memory, const Sizes& s) {
   return m;
 }
 
+/// What goes from one layer to the next.
 template <class Memory>
-void carve(Memory& memory, const Sizes& s, Workspace& w) {
-  const int64_t rows = s.limits.max_rows, n = s.c.streams, hidden = s.c.hidden, picks = s.limits.max_logit_rows;
-  w.streams = memory.take(s.act, {rows, n, hidden});
+void carve_carried(Memory& memory, const Sizes& s, Workspace& w) {
+  const int64_t rows = s.limits.max_rows, n = s.c.streams;
+  w.streams = memory.take(s.act, {rows, n, s.c.hidden});
   w.post = memory.take(Dtype::f32, {rows, n});
   w.comb = memory.take(Dtype::f32, {rows, n, n});
-  w.u = memory.take(s.act, {rows, hidden});
+  w.u = memory.take(s.act, {rows, s.c.hidden});
+  w.selected = memory.take(Dtype::i32, {rows, s.c.top_pools()});
+  w.n_selected = memory.take(Dtype::i32, {rows});
+}
+
+template <class Memory>
+void carve(Memory& memory, const Sizes& s, Workspace& w) {
+  const int64_t rows = s.limits.max_rows, hidden = s.c.hidden, picks = s.limits.max_logit_rows;
+  carve_carried(memory, s, w);
   w.y = memory.take(s.act, {rows, hidden});
   w.mean = memory.take(s.act, {rows, hidden});
   w.hidden = memory.take(s.act, {rows, hidden});
-  w.selected = memory.take(Dtype::i32, {rows, s.c.top_pools()});
-  w.n_selected = memory.take(Dtype::i32, {rows});
   w.picked = memory.take(s.act, {picks, hidden});
   w.logits_part = memory.take(Dtype::f32, {picks, s.shard.vocab});
   w.logits = s.shard.size == 1 || s.shard.rank != 0 ? w.logits_part : memory.take(Dtype::f32, {picks, s.c.vocab});
@@ -107,6 +114,18 @@ Workspace plan_workspace(const ModelConfig& config, const ShardPlan& shard, cons
   carve(measure, sizes, w);
   w.arena = Arena(ops.allocate(measure.high_water(), Place::device));
   carve(w.arena, sizes, w);
+  return w;
+}
+
+Workspace plan_held(const Workspace& shared, const ModelConfig& config, const ShardPlan& shard,
+                    const ModelLimits& limits, Ops& ops) {
+  const Sizes sizes{config, shard, limits, ops.activation()};
+  Workspace w;
+  static_cast<WorkspaceTensors&>(w) = shared;
+  Measure measure;
+  carve_carried(measure, sizes, w);
+  w.arena = Arena(ops.allocate(measure.high_water(), Place::device));
+  carve_carried(w.arena, sizes, w);
   return w;
 }
 

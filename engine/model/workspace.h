@@ -28,8 +28,7 @@ struct MlpSpace {
 };
 
 /// Everything a forward pass writes besides the caches. Attention and MLP never live at the same time and share memory.
-struct Workspace {
-  Arena arena;
+struct WorkspaceTensors {
   Tensor streams;               ///< act [R][n][H]
   Tensor post, comb;            ///< f32 [R][n], [R][n][n]
   Tensor u, y;                  ///< act [R][H]: input and output of the current site
@@ -41,7 +40,15 @@ struct Workspace {
   MlaSpace mla;
   MlpSpace mlp;
 };
+/// The tensors, and the memory of those that are its own.
+struct Workspace : WorkspaceTensors {
+  Arena arena;
+};
 Workspace plan_workspace(const ModelConfig& config, const ShardPlan& shard, const ModelLimits& limits, Ops& ops);
+/// A second one for rows that stop between two layers while others pass: what goes from layer to layer (streams, post,
+/// comb, u, selected) is its own, everything else is `shared`'s.
+Workspace plan_held(const Workspace& shared, const ModelConfig& config, const ShardPlan& shard,
+                    const ModelLimits& limits, Ops& ops);
 
 /// Extra outputs that only golden tests ask for.
 struct ProbeSpace {

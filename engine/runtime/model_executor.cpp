@@ -34,14 +34,17 @@ ModelExecutor::ModelExecutor(Model& model, const Caches& caches, Ops& ops, Sampl
       blocks_(outermost(caches.blocks)),
       snaps_(std::max(outermost(caches.snap_state), outermost(caches.snap_ring))),
       slots_(static_cast<size_t>(std::max(outermost(caches.state), outermost(caches.ring)))) {
-  const ModelLimits& l = model.limits();
-  const auto rows = static_cast<size_t>(l.max_rows), seqs = static_cast<size_t>(l.max_seqs);
-  for (auto* v : {&staging_.token, &staging_.position, &staging_.row_seq}) v->resize(rows);
-  for (auto* v : {&staging_.slot, &staging_.committed, &staging_.replay}) v->resize(seqs);
-  for (auto* v : {&staging_.export_pos, &staging_.export_snap}) v->resize(2 * seqs);
-  staging_.row_begin.resize(seqs + 1);
-  staging_.block_table.resize(seqs * static_cast<size_t>(max_blocks_));
-  staging_.logit_row.resize(static_cast<size_t>(l.max_logit_rows));
+  for (Group* group : {&step_, &piece_}) {
+    const ModelLimits& l = model.limits();
+    Staging& m = group->staging;
+    const auto rows = static_cast<size_t>(l.max_rows), seqs = static_cast<size_t>(l.max_seqs);
+    for (auto* v : {&m.token, &m.position, &m.row_seq}) v->resize(rows);
+    for (auto* v : {&m.slot, &m.committed, &m.replay}) v->resize(seqs);
+    for (auto* v : {&m.export_pos, &m.export_snap}) v->resize(2 * seqs);
+    m.row_begin.resize(seqs + 1);
+    m.block_table.resize(seqs * static_cast<size_t>(max_blocks_));
+    m.logit_row.resize(static_cast<size_t>(l.max_logit_rows));
+  }
 }
 
 ModelExecutor::SlotState& ModelExecutor::slot_state(SlotId slot) {
@@ -52,21 +55,18 @@ ModelExecutor::SlotState& ModelExecutor::slot_state(SlotId slot) {
 }
 
 void ModelExecutor::submit(const StepPlan& plan) {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begun = std::chrono::steady_clock::now();
   flush(plan);
   save(plan);
-  for (const SlotId slot : plan.release) slot_state(slot) = {};
+  for (const SlotId slot : plan.release) release(slot);
   for (const SeqStep& s : plan.seqs) prepare(s);
-  const Batch batch = build(plan);
-  const ForwardOut out = model_.forward(batch, caches_);
-  for (const SeqStep& s : plan.seqs) advance(s);
+  begin(plan);
   StepResult result;
   result.step = plan.step;
-  if (sampling_ != nullptr)
-    result.seqs = sample(plan, out.logits);
-  else
-    ops_.synchronize();
-  result.device_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  if (!step_.members.empty()) pass(step_, std::nullopt, result);
+  if (plan.piece.last > 0) pass(piece_, plan.piece, result);
+  for (const SeqStep& s : plan.seqs) advance(s);
+  result.device_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begun).count();
   results_.push_back(std::move(result));
 }
 
@@ -99,6 +99,16 @@ void ModelExecutor::save(const StepPlan& plan) {
       throw Error(Code::internal, cat("plan saves slot ", static_cast<int32_t>(slot), " with ",
                                       slot_state(slot).pending, " records as snapshot ", static_cast<int32_t>(snap)));
     ops_.snapshot_save(caches_, slot, snap);
+  }
+}
+
+/// The sequence of a slot has ended; on its way through the layers it goes on as padding.
+void ModelExecutor::release(SlotId slot) {
+  slot_state(slot) = {};
+  for (size_t i = 0; i < piece_.members.size(); ++i) {
+    if (piece_.members[i].slot != slot) continue;
+    piece_.members[i].slot = SlotId::none;
+    piece_.staging.slot[i] = static_cast<int32_t>(SlotId::none);
   }
 }
 
@@ -149,55 +159,65 @@ void ModelExecutor::check(const SeqStep& s, const SlotState& state) const {
   if (s.exports.size() > 2) contradiction(s, "exports more than two snapshots");
 }
 
-Batch ModelExecutor::build(const StepPlan& plan) {
-  Batch batch;
-  size_t rows = 0, logits = 0;
-  for (const SeqStep& s : plan.seqs) {
-    rows += s.tokens.size();
-    logits += static_cast<size_t>(s.logits);
-  }
-  if (rows > staging_.token.size() || plan.seqs.size() > staging_.slot.size() || logits > staging_.logit_row.size())
-    throw Error(Code::internal, cat("plan of ", rows, " rows, ", plan.seqs.size(), " sequences and ", logits,
-                                    " logit rows is over the limits"));
-  staging_.row_begin[0] = 0;
-  for (const SeqStep& s : plan.seqs) stage(s, batch);
-  Staging& m = staging_;
-  batch.token = vector_of(m.token, batch.rows);
-  batch.position = vector_of(m.position, batch.rows);
-  batch.row_seq = vector_of(m.row_seq, batch.rows);
-  batch.row_begin = vector_of(m.row_begin, batch.seqs + 1);
-  batch.slot = vector_of(m.slot, batch.seqs);
-  batch.committed = vector_of(m.committed, batch.seqs);
-  batch.replay = vector_of(m.replay, batch.seqs);
-  batch.block_table = Tensor::of(m.block_table.data(), Dtype::i32, {batch.seqs, max_blocks_});
-  batch.logit_row = vector_of(m.logit_row, batch.logit_rows);
-  batch.export_pos = Tensor::of(m.export_pos.data(), Dtype::i32, {batch.seqs, 2});
-  batch.export_snap = Tensor::of(m.export_snap.data(), Dtype::i32, {batch.seqs, 2});
-  return batch;
+void ModelExecutor::check_piece(const StepPlan& plan) const {
+  const LayerSpan& span = plan.piece;
+  if (span == LayerSpan{}) return;
+  const auto wrong = [&](const std::string& what) {
+    throw Error(Code::internal, cat("plan takes a piece through layers ", span.first, " to ", span.last, ": ", what));
+  };
+  const int layers = model_.config().layers;
+  const bool chunks = !plan.seqs.empty() && plan.seqs.back().regime == Regime::chunk;
+  const bool held =
+      std::any_of(piece_.members.begin(), piece_.members.end(), [](const Member& m) { return m.slot != SlotId::none; });
+  if (span.first < 0 || span.last <= span.first || span.last > layers) wrong(cat("the model has ", layers));
+  if (span.first == 0 && !chunks) wrong("it has no sequences");
+  if (span.first == 0 && held) wrong(cat("another one stands in front of layer ", held_));
+  if (span.first > 0 && (chunks || !held || span.first != held_)) wrong(cat("it stands in front of layer ", held_));
 }
 
-void ModelExecutor::stage(const SeqStep& s, Batch& batch) {
+/// The groups of a step.
+void ModelExecutor::begin(const StepPlan& plan) {
+  check_piece(plan);
+  const auto clear = [](Group& group) {
+    group.members.clear();
+    group.batch = {};
+    group.staging.row_begin[0] = 0;
+  };
+  clear(step_);
+  const bool begins = plan.piece.last > 0 && plan.piece.first == 0;
+  if (begins) clear(piece_);
+  for (const SeqStep& s : plan.seqs) stage(s, begins && s.regime == Regime::chunk ? piece_ : step_);
+  close(step_);
+  if (begins) close(piece_);
+  held_ = plan.piece.last > 0 ? plan.piece.last % model_.config().layers : held_;
+}
+
+void ModelExecutor::stage(const SeqStep& s, Group& group) {
   const SlotState& state = slot_state(s.slot);
+  Staging& m = group.staging;
+  Batch& batch = group.batch;
   const auto seq = static_cast<size_t>(batch.seqs);
+  const auto rows = static_cast<int>(s.tokens.size());
+  if (static_cast<size_t>(batch.rows + rows) > m.token.size() || seq >= m.slot.size())
+    throw Error(Code::internal, cat("plan of more than ", m.token.size(), " rows or ", m.slot.size(), " sequences"));
   if (s.regime == Regime::window && batch.window_seqs != batch.seqs) contradiction(s, "window sequences come first");
   for (size_t i = 0; i < s.tokens.size(); ++i) {
     const auto row = static_cast<size_t>(batch.rows) + i;
-    staging_.token[row] = s.tokens[i];
-    staging_.position[row] = s.start + static_cast<int32_t>(i);
-    staging_.row_seq[row] = batch.seqs;
+    m.token[row] = s.tokens[i];
+    m.position[row] = s.start + static_cast<int32_t>(i);
+    m.row_seq[row] = batch.seqs;
   }
-  const auto rows = static_cast<int>(s.tokens.size());
-  staging_.slot[seq] = static_cast<int32_t>(s.slot);
-  staging_.committed[seq] = state.committed;
-  staging_.replay[seq] = s.replay;
-  int32_t* table = staging_.block_table.data() + seq * static_cast<size_t>(max_blocks_);
+  m.slot[seq] = static_cast<int32_t>(s.slot);
+  m.committed[seq] = state.committed;
+  m.replay[seq] = s.replay;
+  int32_t* table = m.block_table.data() + seq * static_cast<size_t>(max_blocks_);
   std::fill_n(table, max_blocks_, static_cast<int32_t>(BlockId::null));
   std::transform(state.table.begin(), state.table.end(), table, [](BlockId b) { return static_cast<int32_t>(b); });
   for (size_t e = 0; e < 2; ++e) {
     const bool wanted = e < s.exports.size();
-    staging_.export_pos[2 * seq + e] = wanted ? s.exports[e].first : -1;
-    staging_.export_snap[2 * seq + e] = static_cast<int32_t>(wanted ? s.exports[e].second : SnapId::none);
-    if (wanted && (staging_.export_snap[2 * seq + e] < 0 || staging_.export_snap[2 * seq + e] >= snaps_))
+    m.export_pos[2 * seq + e] = wanted ? s.exports[e].first : -1;
+    m.export_snap[2 * seq + e] = static_cast<int32_t>(wanted ? s.exports[e].second : SnapId::none);
+    if (wanted && (m.export_snap[2 * seq + e] < 0 || m.export_snap[2 * seq + e] >= snaps_))
       contradiction(s, "exports to a snapshot that is not of the pool");
   }
   batch.rows += rows;
@@ -206,9 +226,52 @@ void ModelExecutor::stage(const SeqStep& s, Batch& batch) {
     batch.window_rows += rows;
     batch.window_seqs += 1;
   }
-  for (int i = rows - s.logits; i < rows; ++i)
-    staging_.logit_row[static_cast<size_t>(batch.logit_rows++)] = batch.rows - rows + i;
-  staging_.row_begin[seq + 1] = batch.rows;
+  m.row_begin[seq + 1] = batch.rows;
+  group.members.push_back({.request = s.request, .slot = s.slot, .logits = s.logits, .end = batch.rows});
+}
+
+void ModelExecutor::close(Group& group) const {
+  Staging& m = group.staging;
+  Batch& batch = group.batch;
+  batch.token = vector_of(m.token, batch.rows);
+  batch.position = vector_of(m.position, batch.rows);
+  batch.row_seq = vector_of(m.row_seq, batch.rows);
+  batch.row_begin = vector_of(m.row_begin, batch.seqs + 1);
+  batch.slot = vector_of(m.slot, batch.seqs);
+  batch.committed = vector_of(m.committed, batch.seqs);
+  batch.replay = vector_of(m.replay, batch.seqs);
+  batch.block_table = Tensor::of(m.block_table.data(), Dtype::i32, {batch.seqs, max_blocks_});
+  batch.export_pos = Tensor::of(m.export_pos.data(), Dtype::i32, {batch.seqs, 2});
+  batch.export_snap = Tensor::of(m.export_snap.data(), Dtype::i32, {batch.seqs, 2});
+}
+
+/// The rows whose logits somebody still waits for.
+void ModelExecutor::want_logits(Group& group) const {
+  Staging& m = group.staging;
+  Batch& batch = group.batch;
+  batch.logit_rows = 0;
+  for (const Member& member : group.members) {
+    if (member.slot == SlotId::none) continue;
+    for (int32_t row = member.end - member.logits; row < member.end; ++row) {
+      if (static_cast<size_t>(batch.logit_rows) >= m.logit_row.size())
+        throw Error(Code::internal, cat("plan wants logits of more than ", m.logit_row.size(), " rows"));
+      m.logit_row[static_cast<size_t>(batch.logit_rows++)] = row;
+    }
+  }
+  batch.logit_row = vector_of(m.logit_row, batch.logit_rows);
+}
+
+/// Through all layers, or those of a part; what comes out at the end is sampled.
+void ModelExecutor::pass(Group& group, std::optional<LayerSpan> layers, StepResult& result) {
+  want_logits(group);
+  const ForwardOut out =
+      layers ? model_.forward_part(group.batch, caches_, *layers) : model_.forward(group.batch, caches_);
+  const bool last = !layers || layers->last == model_.config().layers;
+  if (sampling_ != nullptr && last && group.batch.logit_rows > 0)
+    sample(group, out.logits, result);
+  else
+    ops_.synchronize();
+  if (layers && last) group.members.clear();
 }
 
 void ModelExecutor::advance(const SeqStep& s) {
@@ -238,18 +301,14 @@ void ModelExecutor::require_numbers(const std::vector<SeqResult>& results, Tenso
   }
 }
 
-std::vector<SeqResult> ModelExecutor::sample(const StepPlan& plan, Tensor logits) {
+void ModelExecutor::sample(const Group& group, Tensor logits, StepResult& result) {
   std::vector<SampleRow> rows;
   std::vector<SeqResult> results;
-  for (const SeqStep& s : plan.seqs) {
-    if (s.logits == 0) continue;
-    const SamplingState* state = sampling_->find(s.request);
+  for (const Member& m : group.members) {
+    if (m.logits == 0 || m.slot == SlotId::none) continue;
+    const SamplingState* state = sampling_->find(m.request);
     rows.push_back(state != nullptr ? state->row() : SampleRow{.temperature = 0});
-    results.push_back({.request = s.request, .tokens = {}, .accepted = 0});
-  }
-  if (rows.empty()) {
-    ops_.synchronize();
-    return results;
+    results.push_back({.request = m.request, .tokens = {}, .accepted = 0});
   }
   require_numbers(results, logits);
   std::vector<SampleOut> out(rows.size());
@@ -260,8 +319,8 @@ std::vector<SeqResult> ModelExecutor::sample(const StepPlan& plan, Tensor logits
       no_numbers(results[i].request);
     if (SamplingState* state = sampling_->find(results[i].request)) state->accept(out[i].token);
     results[i].tokens.push_back({out[i].token, out[i].logprob, std::move(out[i].top)});
+    result.seqs.push_back(std::move(results[i]));
   }
-  return results;
 }
 
 }  // namespace glm53

@@ -33,15 +33,33 @@ class ModelExecutor final : public Executor {
         export_pos, export_snap;
   };
 
+  /// Sequences that pass the layers together.
+  struct Member {
+    uint64_t request = 0;
+    SlotId slot = SlotId::none;  // none: given up on the way
+    int16_t logits = 0;
+    int32_t end = 0;  // behind its last row
+  };
+  struct Group {
+    std::vector<Member> members;
+    Staging staging;
+    Batch batch;
+  };
+
   SlotState& slot_state(SlotId slot);
   void check(const SeqStep& step, const SlotState& state) const;
   void flush(const StepPlan& plan);
   void save(const StepPlan& plan);
+  void release(SlotId slot);
   void prepare(const SeqStep& step);
-  Batch build(const StepPlan& plan);
-  void stage(const SeqStep& step, Batch& batch);
+  void begin(const StepPlan& plan);
+  void check_piece(const StepPlan& plan) const;
+  void stage(const SeqStep& step, Group& group);
+  void close(Group& group) const;
+  void want_logits(Group& group) const;
   void advance(const SeqStep& step);
-  std::vector<SeqResult> sample(const StepPlan& plan, Tensor logits);
+  void pass(Group& group, std::optional<LayerSpan> layers, StepResult& result);
+  void sample(const Group& group, Tensor logits, StepResult& result);
   void require_numbers(const std::vector<SeqResult>& results, Tensor logits) const;
 
   Model& model_;
@@ -51,7 +69,9 @@ class ModelExecutor final : public Executor {
   const int32_t max_blocks_;
   const int32_t blocks_, snaps_;
   std::vector<SlotState> slots_;
-  Staging staging_;
+  Group step_;        // what passes all layers in a step
+  Group piece_;       // what passes some in each
+  int32_t held_ = 0;  // the layer in front of which the piece stands; 0 = there is none
   std::deque<StepResult> results_;
 };
 

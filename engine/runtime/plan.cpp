@@ -7,7 +7,7 @@
 namespace glm53 {
 namespace {
 
-constexpr uint16_t kPlanVersion = 2;
+constexpr uint16_t kPlanVersion = 3;
 
 template <class A, class B>
 void put_pairs(ByteWriter& w, const std::vector<std::pair<A, B>>& pairs) {
@@ -73,6 +73,8 @@ std::vector<std::byte> encode(const StepPlan& plan) {
   w.put(plan.generation);
   w.put(plan.step);
   w.put(plan.bucket);
+  w.put(plan.piece.first);
+  w.put(plan.piece.last);
   w.put(static_cast<uint32_t>(plan.seqs.size()));
   for (const SeqStep& s : plan.seqs) put(w, s);
   put_pairs(w, plan.flush);
@@ -90,6 +92,8 @@ StepPlan decode_plan(std::span<const std::byte> frame) {
   plan.generation = r.get<uint64_t>();
   plan.step = r.get<uint64_t>();
   plan.bucket = r.get<int32_t>();
+  plan.piece.first = r.get<int32_t>();
+  plan.piece.last = r.get<int32_t>();
   const uint32_t seqs = r.count(kLeastSeqBytes);
   plan.seqs.reserve(seqs);
   for (uint32_t i = 0; i < seqs; ++i) plan.seqs.push_back(get_seq(r));

@@ -30,8 +30,12 @@ struct SeqStep {
 
 struct StepPlan {
   uint64_t generation = 0, step = 0;
-  int32_t bucket = 0;                             ///< padded rows; 0 = as many as there are
-  std::vector<SeqStep> seqs;                      ///< window sequences first
+  int32_t bucket = 0;         ///< padded rows; 0 = as many as there are
+  std::vector<SeqStep> seqs;  ///< window sequences first
+  /// A piece of prompts may take several steps. {0, 0}: the chunk sequences of this step pass all layers. {0, n}: they
+  /// form a piece that passes the first n only. {n, m}, without chunk sequences: that piece goes on; behind the last
+  /// layer it is done, and its logits are this step's. A release of one of its slots takes the sequence out of it.
+  LayerSpan piece;
   std::vector<std::pair<SlotId, int16_t>> flush;  ///< commit that many records before the step
   std::vector<std::pair<SlotId, SnapId>> save;    ///< states to save then, of slots without records
   std::vector<SlotId> release;                    ///< slots whose sequence ended; their block tables are forgotten

@@ -308,6 +308,7 @@ void Rank::serve_rank0() {
   s.max_rows = l.max_rows;
   s.prefill_chunk = static_cast<int32_t>(config_.integer("serve.prefill_chunk"));
   s.max_window = l.max_window;
+  s.layers = model_->config().layers;
   s.blocks = pools_.blocks;
   s.snaps = pools_.snaps;
   s.reuse_output = reuse_output(config_.text("cache.reuse_output"));

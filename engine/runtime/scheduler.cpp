@@ -24,10 +24,11 @@
 // * Every step runs all sequences that generate, one row each; more only for rows that are known already (after a
 //   replay or when put back), up to max_window in a step where rows are left.
 // * Prompts are read beside them, a piece at a time, by the sequence whose last piece is longest ago, so that several
-//   prompts advance alike. While anybody generates prompts have prefill_share of the time: a piece takes at most twice
-//   the time of the step that it runs beside (one chunk at least), and the next one comes when the generating parts of
-//   the steps in between have paid for it. What rows cost is learned from the steps that ran. With nobody generating a
-//   step is full of prompt.
+//   prompts advance alike. While anybody generates prompts have prefill_share of the time, and a piece passes a few
+//   layers in each step: as many as the generating part of the step pays for (at least one where nothing is owed, and
+//   never so many that the step takes more than three times as long). The piece is the shortest that is read nearly as
+//   fast, by the row, as the longest; one chunk at least. What rows cost is learned from the steps that ran. With
+//   nobody generating a piece is as large as may be and passes all layers at once.
 // * Prompt positions run in the chunk regime, in pieces that end on the absolute 64-token grid or at the end of the
 //   prompt. The last prompt row gives the first output token. Positions behind the prompt run in the window regime.
 //   Which of the two depends on the position alone, so the numbers do not depend on who else is running.
@@ -69,7 +70,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, SamplingTable& sampling, uin
       cache_({.blocks = limits.blocks, .snaps = limits.snaps, .interval = limits.snap_interval}),
       slots_(0, limits.max_seqs),
       waiting_(limits.aging),
-      share_(limits.prefill_share, limits.max_piece_ms) {
+      share_(limits.prefill_share, limits.max_piece_ms, limits.layers) {
   if (limits.max_seqs < 1 || limits.max_window < 1 || limits.max_context < 1 || limits.blocks < 2)
     throw Error(Code::config, "scheduler: max_seqs, max_window and max_context must be at least 1, blocks at least 2");
   if (limits.prefill_chunk < kChunk || limits.prefill_chunk % kChunk != 0)
@@ -251,10 +252,7 @@ void Scheduler::complete(const StepResult& result) {
                                     flights_.empty() ? uint64_t{0} : flights_.front().step));
   Flight flight = std::move(flights_.front());
   flights_.pop_front();
-  cost_.observe(flight.window_rows, flight.chunk_rows, result.device_ms);
-  const double window_ms =
-      flight.chunk_rows == 0 ? result.device_ms : std::min(cost_.window_ms(flight.window_rows), result.device_ms);
-  share_.ran(flight.planned_ms, flight.window_rows > 0 ? window_ms : 0, result.device_ms - window_ms);
+  learn(flight, result.device_ms);
   busy_ms_ += result.device_ms;
   std::unordered_map<uint64_t, uint64_t> serials;
   for (Part& part : flight.parts) {
@@ -363,6 +361,8 @@ void Scheduler::check() const {
   }
   for (const Flight& f : flights_)
     for (const Part& p : f.parts) written += p.snaps.size();
+  if (piece_)
+    for (const Part& p : piece_->parts) written += p.snaps.size();
   cache_.check(grants, written);
   slots_.check(running_.size(), "slot");
   waiting_.check();

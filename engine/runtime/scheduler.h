@@ -32,6 +32,7 @@ struct SchedulerLimits {
   int32_t max_rows = 512;        ///< of one step; at least max_seqs + 64
   int32_t prefill_chunk = 256;   ///< prompt tokens of one step; a multiple of 64
   int32_t max_window = 16;       ///< window rows of one sequence
+  int32_t layers = 1;            ///< of the model, between which a piece of a prompt may stop; 1: it never does
   int32_t blocks = 2;            ///< ids of the pool, the null block included
   int32_t snaps = 0;             ///< snapshots of the prefix cache; 0 = no prefix cache
   int32_t snap_interval = 8192;  ///< prompt tokens between interval snapshots; 0 = none
@@ -107,13 +108,14 @@ class Scheduler {
     int32_t finished = 0;        // of these, in steps that have finished
     int16_t pending = 0;         // of these, window records not yet committed
     uint64_t last_piece = 0;     // step of its last piece of prompt
+    bool held = false;           // rows of it stand between two layers
     bool reread = false;         // nobody's request: text that is read again
     prefix::NewSnapshot mark{};  // with ReuseOutput::always: its state at the last multiple of 64 behind the prompt
 
     int32_t prompt() const { return static_cast<int32_t>(request.prompt.size()); }
     int32_t total() const { return prompt() + static_cast<int32_t>(output.size()); }
     bool reads() const { return computed < prompt(); }
-    bool generates() const { return !reads() && computed < total(); }
+    bool generates() const { return !reads() && !held && computed < total(); }
     int32_t token_at(int32_t position) const;
     /// Whether it goes before the other one when there is not enough for both.
     bool before(const Sequence& other) const { return cls != other.cls ? cls < other.cls : arrival < other.arrival; }
@@ -134,8 +136,15 @@ class Scheduler {
   struct Flight {
     uint64_t step = 0;
     int32_t window_rows = 0, chunk_rows = 0;
+    LayerSpan piece;        // as in its plan
     double planned_ms = 0;  // of its prompt rows
     std::vector<Part> parts;
+  };
+  /// Prompt rows on their way through the layers, a few in each step.
+  struct Piece {
+    std::vector<Part> parts;
+    int32_t rows = 0;
+    int32_t layers = 0;  // that have run or are planned
   };
   struct Dropped {
     wire::Submit request;
@@ -187,6 +196,11 @@ class Scheduler {
   SeqStep step_of(Sequence& seq, Regime regime, int32_t rows);
   void plan_windows(StepPlan& plan, Flight& flight);
   void plan_chunks(StepPlan& plan, Flight& flight);
+  int32_t plan_rows(StepPlan& plan, int32_t budget);
+  void hold(StepPlan& plan, Flight& flight, size_t first_part, int32_t layers);
+  void go_on(StepPlan& plan, Flight& flight);
+  void drop_dead_piece();
+  void learn(const Flight& flight, double ms);
 
   const SchedulerLimits limits_;
   SamplingTable& sampling_;
@@ -199,6 +213,8 @@ class Scheduler {
   std::deque<Reread> rereads_;                       // to be done, newest last
   std::deque<Flight> flights_;                       // steps that run, oldest first
   std::vector<Part> parts_;                          // of the step that is being planned
+  std::optional<Piece> piece_;                       // with layers left
+  double piece_ms_ = 0;                              // that finished steps spent on the newest one
   std::vector<std::pair<SlotId, SnapId>> saves_;     // for the next plan, in front of its releases
   std::vector<std::pair<SlotId, int16_t>> flushes_;  // before those
   std::vector<SlotId> released_;                     // to be told to the executor with the next plan

@@ -152,6 +152,7 @@ void Scheduler::leave(Running::iterator at) {
   sampling_.remove(at->request.id);
   by_id_.erase(at->request.id);
   running_.erase(at);
+  drop_dead_piece();
   blocked_ = false;
 }
 

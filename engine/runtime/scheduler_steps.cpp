@@ -34,7 +34,7 @@ std::optional<StepPlan> Scheduler::plan(Time now) {
   Flight flight;
   plan_windows(plan, flight);
   plan_chunks(plan, flight);
-  if (plan.seqs.empty()) return std::nullopt;
+  if (plan.seqs.empty() && plan.piece == LayerSpan{}) return std::nullopt;
   plan.generation = generation_;
   plan.step = ++step_;
   plan.flush = std::exchange(flushes_, {});
@@ -66,29 +66,97 @@ void Scheduler::plan_windows(StepPlan& plan, Flight& flight) {
 }
 
 void Scheduler::plan_chunks(StepPlan& plan, Flight& flight) {
+  if (piece_) return go_on(plan, flight);
+  const int32_t most = std::min(limits_.prefill_chunk, limits_.max_rows - flight.window_rows);
+  const size_t first_part = parts_.size();
+  flight.chunk_rows = plan_rows(plan, share_.rows(flight.window_rows, cost_, most));
+  if (flight.chunk_rows == 0) return;
+  // There may be less to read than was allowed.
+  const int32_t layers = share_.layers(flight.window_rows, cost_, flight.chunk_rows, limits_.layers);
+  flight.planned_ms = share_.cost_ms(cost_, flight.chunk_rows, layers);
+  share_.planned(flight.planned_ms);
+  if (layers < limits_.layers) hold(plan, flight, first_part, layers);
+}
+
+/// So many rows of prompts, those first whose last piece is longest ago.
+int32_t Scheduler::plan_rows(StepPlan& plan, int32_t budget) {
   std::vector<Sequence*> readers;
   for (Sequence& s : running_)
     if (s.reads()) readers.push_back(&s);
-  if (readers.empty()) return;
-  const int32_t most = std::min(limits_.prefill_chunk, limits_.max_rows - flight.window_rows);
-  int32_t budget = share_.rows(flight.window_rows, cost_, most);
   // Stable: equal ones in the order of admission.
   std::stable_sort(readers.begin(), readers.end(), [](const Sequence* a, const Sequence* b) {
     return a->last_piece != b->last_piece ? a->last_piece < b->last_piece : a->before(*b);
   });
+  int32_t planned = 0;
   for (Sequence* s : readers) {
-    const int32_t reach = s->computed + budget;
+    const int32_t reach = s->computed + budget - planned;
     const int32_t end = reach >= s->prompt() ? s->prompt() : reach / kChunk * kChunk;
     if (end <= s->computed) continue;
     const int32_t rows = end - s->computed;
-    budget -= rows;
-    flight.chunk_rows += rows;
+    planned += rows;
     if (!s->reread) prompt_tokens_ += static_cast<uint64_t>(rows);
     s->last_piece = step_ + 1;
     plan.seqs.push_back(step_of(*s, Regime::chunk, rows));
   }
-  flight.planned_ms = cost_.chunk_ms(flight.chunk_rows);
+  return planned;
+}
+
+/// The prompt rows of the plan stop in front of a layer. They have finished only behind the last one; what was restored
+/// for them is there after this step.
+void Scheduler::hold(StepPlan& plan, Flight& flight, size_t first_part, int32_t layers) {
+  plan.piece = flight.piece = {0, layers};
+  piece_ = Piece{.parts = {}, .rows = flight.chunk_rows, .layers = layers};
+  for (size_t i = first_part; i < parts_.size(); ++i) {
+    Part& part = parts_[i];
+    Sequence& s = *by_id_.at(part.request);
+    s.held = true;
+    Part restored{.request = part.request, .serial = part.serial, .restoring = part.restoring, .end = 0, .snaps = {}};
+    restored.end = s.finished;
+    part.restoring = prefix::LeaseId::none;
+    piece_->parts.push_back(std::exchange(part, std::move(restored)));
+  }
+}
+
+/// The piece that stands between two layers goes on.
+void Scheduler::go_on(StepPlan& plan, Flight& flight) {
+  const int32_t layers = share_.layers(flight.window_rows, cost_, piece_->rows, limits_.layers - piece_->layers);
+  if (layers == 0) return;
+  plan.piece = flight.piece = {piece_->layers, piece_->layers + layers};
+  flight.chunk_rows = piece_->rows;
+  flight.planned_ms = share_.cost_ms(cost_, piece_->rows, layers);
   share_.planned(flight.planned_ms);
+  piece_->layers += layers;
+  if (piece_->layers < limits_.layers) return;
+  for (Part& part : piece_->parts) {
+    if (const auto at = by_id_.find(part.request); at != by_id_.end() && at->second->serial == part.serial)
+      at->second->held = false;
+    parts_.push_back(std::move(part));
+  }
+  piece_.reset();
+}
+
+/// Nobody waits for the piece any more.
+void Scheduler::drop_dead_piece() {
+  if (!piece_) return;
+  for (const Part& part : piece_->parts) {
+    const auto at = by_id_.find(part.request);
+    if (at != by_id_.end() && at->second->serial == part.serial) return;
+  }
+  for (const Part& part : piece_->parts) cache_.drop(part.snaps);
+  piece_.reset();
+}
+
+/// What a step that has finished tells of the cost of rows.
+void Scheduler::learn(const Flight& flight, double ms) {
+  const double window_ms = flight.chunk_rows == 0 ? ms : std::min(cost_.window_ms(flight.window_rows), ms);
+  if (flight.piece == LayerSpan{}) {
+    cost_.observe(flight.window_rows, flight.chunk_rows, ms);
+  } else {
+    if (flight.piece.first == 0) piece_ms_ = 0;
+    piece_ms_ += ms - window_ms;
+    if (flight.piece.last == limits_.layers) cost_.observe_piece(flight.chunk_rows, piece_ms_);
+  }
+  share_.ran(flight.planned_ms, flight.window_rows > 0 ? window_ms : 0, ms - window_ms);
 }
 
 SeqStep Scheduler::step_of(Sequence& s, Regime regime, int32_t rows) {

@@ -58,7 +58,10 @@ class HashExecutor final : public Executor {
       snapshot(snap) = slots_.at(slot).state;
       ++saves;
     }
-    for (const SlotId slot : plan.release) slots_.erase(slot);
+    for (const SlotId slot : plan.release) {
+      slots_.erase(slot);
+      std::erase_if(held_, [&](const SeqStep& s) { return s.slot == slot; });
+    }
     size_t rows = 0, prompt_rows = 0, window_rows = 0;
     bool chunk_seen = false;
     std::set<SlotId> in_step;
@@ -72,13 +75,15 @@ class HashExecutor final : public Executor {
       REQUIRE((s.regime == Regime::chunk || !chunk_seen));
       rows += s.tokens.size();
       (s.regime == Regime::chunk ? prompt_rows : window_rows) += s.tokens.size();
-      run(s, result);
+      if (s.regime == Regime::window || plan.piece == LayerSpan{}) run(s, result);
     }
+    if (plan.piece != LayerSpan{}) piece(plan, prompt_rows, result);
     REQUIRE(rows <= static_cast<size_t>(limits_.max_rows));
     REQUIRE(prompt_rows <= static_cast<size_t>(limits_.prefill_chunk));
     most_seqs = std::max(most_seqs, plan.seqs.size());
     prompt_rows_run += prompt_rows;
-    result.device_ms = cost ? cost(window_rows, prompt_rows) : 0;
+    if (cost)
+      result.device_ms = plan.piece == LayerSpan{} ? cost(window_rows, prompt_rows) : part_cost(plan, window_rows);
     results_.push_back(result);
   }
   std::optional<StepResult> poll() override {
@@ -88,6 +93,7 @@ class HashExecutor final : public Executor {
     return r;
   }
 
+  size_t parts = 0;  // steps that took a piece through some of the layers
   size_t most_seqs = 0, widest_window = 0, prompt_rows_run = 0, restores = 0, saves = 0;
   /// Milliseconds of a step with so many window and prompt rows.
   std::function<double(size_t, size_t)> cost;
@@ -108,6 +114,31 @@ class HashExecutor final : public Executor {
     std::vector<BlockId> table;
     int32_t committed = 0, pending = 0;
   };
+
+  /// Some layers of a piece; what comes of it is there behind the last.
+  void piece(const StepPlan& plan, size_t prompt_rows, StepResult& result) {
+    ++parts;
+    REQUIRE(plan.piece.last > plan.piece.first);
+    REQUIRE(plan.piece.last <= limits_.layers);
+    REQUIRE((plan.piece.first == 0) == (prompt_rows > 0));
+    if (plan.piece.first == 0) {
+      REQUIRE(held_.empty());
+      held_rows_ = prompt_rows;
+      for (const SeqStep& s : plan.seqs)
+        if (s.regime == Regime::chunk) held_.push_back(s);
+    } else {
+      REQUIRE_FALSE(held_.empty());
+      REQUIRE(plan.piece.first == held_at_);
+    }
+    held_at_ = plan.piece.last;
+    if (held_at_ < limits_.layers) return;
+    for (const SeqStep& s : held_) run(s, result);
+    held_.clear();
+  }
+  double part_cost(const StepPlan& plan, size_t window_rows) const {
+    const double alone = cost(window_rows, 0), layers = plan.piece.last - plan.piece.first;
+    return alone + (cost(window_rows, held_rows_) - alone) * layers / limits_.layers;
+  }
 
   void require_block(BlockId b) const {
     REQUIRE(static_cast<int32_t>(b) > 0);
@@ -198,6 +229,9 @@ class HashExecutor final : public Executor {
   std::vector<Rows> memory_;
   std::vector<State> snaps_;
   std::map<SlotId, Slot> slots_;
+  std::vector<SeqStep> held_;  // a piece in front of layer held_at_, without those that ended
+  size_t held_rows_ = 0;
+  int32_t held_at_ = 0;
   std::deque<StepResult> results_;
   std::optional<uint64_t> last_step_;
 };

@@ -54,6 +54,7 @@ struct Server {
     l.max_rows = limits.max_rows;
     l.prefill_chunk = 128;
     l.max_window = limits.max_window;
+    l.layers = model->config().layers;
     l.blocks = 60;
     l.snaps = snaps;
     l.snap_interval = 0;
@@ -65,13 +66,32 @@ struct Server {
     const auto plan = scheduler->plan(Scheduler::Time(0));
     if (!plan) return;
     executor->submit(*plan);
-    scheduler->complete(executor->poll().value());
+    StepResult result = executor->poll().value();
+    result.device_ms = cost(*plan);
+    scheduler->complete(result);
     for (const wire::Delta& d : scheduler->take_deltas()) {
       Tokens& t = output[d.id];
       t.insert(t.end(), d.tokens.begin(), d.tokens.end());
       finish[d.id] = d.finish;
       cached[d.id] = std::max(cached[d.id], d.cached_tokens);
     }
+  }
+  /// Milliseconds as the scheduler is to believe: a row of a prompt is half as long as a step of generation, so that
+  /// pieces beside others pass the layers one by one.
+  double cost(const StepPlan& plan) {
+    double ms = 0;
+    size_t prompt = 0;
+    for (const SeqStep& s : plan.seqs) {
+      if (s.regime == Regime::window)
+        ms = 2;
+      else
+        prompt += s.tokens.size();
+    }
+    if (plan.piece == LayerSpan{}) return ms + static_cast<double>(prompt);
+    ++parts;
+    standing = plan.piece.last < model->config().layers;
+    if (plan.piece.first == 0) piece_rows = prompt;
+    return ms + static_cast<double>(piece_rows) * (plan.piece.last - plan.piece.first) / model->config().layers;
   }
   Tokens alone(const wire::Submit& r) {
     output.clear();
@@ -91,6 +111,8 @@ struct Server {
   std::map<uint64_t, Tokens> output;
   std::map<uint64_t, std::string> finish;
   std::map<uint64_t, uint32_t> cached;
+  size_t parts = 0, piece_rows = 0;  // steps that took a piece through some of the layers; rows of the newest
+  bool standing = false;             // a piece stands between two layers
 };
 
 Server& server() {
@@ -110,6 +132,9 @@ class Poisoned final : public Model {
     const ForwardOut out = inner_.forward(batch, caches);
     if (--left_ == 0) static_cast<float*>(out.logits.data)[7] = std::numeric_limits<float>::quiet_NaN();
     return out;
+  }
+  ForwardOut forward_part(const Batch& batch, const Caches& caches, LayerSpan layers) override {
+    return inner_.forward_part(batch, caches, layers);
   }
   void flush(std::span<const SlotId> slots, std::span<const int> replay, const Caches& caches) override {
     inner_.flush(slots, replay, caches);
@@ -164,11 +189,13 @@ TEST_CASE("many at once, greedy and sampled, give what each gives alone; also ab
   for (const wire::Submit& r : requests) s.scheduler->submit(r);
   s.scheduler->submit(request(100, lengthy, 30));
   s.scheduler->submit(request(101, samples()[0].prompt, 30));
+  s.parts = 0;
   for (int turn = 0; !s.scheduler->idle(); ++turn) {
     s.turn();
     if (turn == 3) s.scheduler->cancel(2);
-    if (turn == 20) s.scheduler->cancel(100);
+    if (turn >= 20 && s.standing) s.scheduler->cancel(100);
   }
+  CHECK(s.parts > 10);
   for (const wire::Submit& r : requests) {
     CAPTURE(r.id);
     if (r.id != 2) CHECK(s.output[r.id] == alone[r.id]);
@@ -187,6 +214,66 @@ TEST_CASE("many at once, greedy and sampled, give what each gives alone; also ab
     CHECK(s.output[r.id] == alone[r.id]);
   }
   s.scheduler->check();
+}
+
+TEST_CASE("a piece that stops between layers, beside others, gives the bits of one that does not") {
+  Server& s = server();
+  Tokens text;
+  for (const Sample& sample : samples()) text.insert(text.end(), sample.prompt.begin(), sample.prompt.end());
+  const auto prompt = [&](size_t begin, size_t end) {
+    return Tokens(text.begin() + static_cast<ptrdiff_t>(begin), text.begin() + static_cast<ptrdiff_t>(end));
+  };
+  const int layers = s.model->config().layers;
+  // Two prompts in one piece; a third sequence that generates beside it; the first of the two may be given up.
+  const auto logprob = [&](bool stops, int given_up_at) {
+    ModelExecutor executor(*s.model, s.caches.caches, *s.ops, s.table.get());
+    StepPlan plan;
+    const auto run = [&](std::vector<SeqStep> seqs, LayerSpan piece, std::vector<SlotId> release) {
+      ++plan.step;
+      plan.seqs = std::move(seqs);
+      plan.piece = piece;
+      plan.release = std::move(release);
+      executor.submit(plan);
+      return executor.poll().value().seqs;
+    };
+    const auto first_of = [&](uint64_t id, const Tokens& tokens, int block) {
+      SeqStep step;
+      step.request = id;
+      step.slot = SlotId{static_cast<int32_t>(id)};
+      step.tokens = tokens;
+      for (size_t b = 0; b <= tokens.size() / kBlockTokens + 1; ++b)
+        step.append.push_back(BlockId{block + static_cast<int32_t>(b)});
+      step.logits = 1;
+      return step;
+    };
+    run({first_of(1, prompt(0, 20), 1)}, {}, {});
+    SeqStep next;
+    next.request = 1;
+    next.slot = SlotId{1};
+    next.regime = Regime::window;
+    next.tokens = {7};
+    next.start = 20;
+    std::vector<SeqStep> piece = {first_of(2, prompt(40, 110), 10), first_of(3, prompt(100, 190), 20)};
+    piece[1].exports = {{64, SnapId{1}}};
+    const std::vector<SeqStep> all = {next, piece[0], piece[1]};
+    if (!stops) return run(all, {}, {}).at(1).tokens.at(0).logprob;
+    for (int at = 0; at < layers; ++at) {
+      std::vector<SlotId> release;
+      if (at == given_up_at) release.push_back(SlotId{2});
+      auto got = run(at == 0 ? all : std::vector<SeqStep>{next}, {at, at + 1}, release);
+      const size_t expected = at + 1 < layers ? 0 : given_up_at > 0 ? 1 : 2;
+      CHECK(got.size() == expected);
+      if (at + 1 == layers) return got.back().tokens.at(0).logprob;
+      next.replay = 1;
+      ++next.start;
+    }
+    return 0.0F;
+  };
+  const float whole = logprob(false, 0);
+  CHECK(whole < 0);
+  CHECK(logprob(true, 0) == whole);
+  CHECK(logprob(true, 1) == whole);
+  CHECK(logprob(true, layers - 1) == whole);
 }
 
 TEST_CASE("a conversation goes on from its snapshots with the same text as without them") {

@@ -124,6 +124,7 @@ StepPlan full_plan() {
   plan.generation = 3;
   plan.step = 77;
   plan.bucket = 16;
+  plan.piece = {3, 5};
   plan.seqs = {window, chunk, SeqStep{}};
   plan.flush = {{SlotId{5}, int16_t{2}}};
   plan.save = {{SlotId{5}, SnapId{3}}};

@@ -162,22 +162,32 @@ TEST_CASE("when blocks run short the last in order is put back, and all end with
   }
 }
 
-TEST_CASE("beside a prompt decoders keep their share of the time, and wait for one small piece at most") {
+namespace {
+
+struct BesidePrompt {
+  double longest_gap = 0, took = 0;
+  size_t generated = 0, steps = 0, parts = 0;
+};
+
+/// Three that generate, in steps of 10 ms, and a prompt of 2,000 tokens that comes while they do.
+BesidePrompt beside_prompt(int32_t layers, double ms_a_row, double ms_a_piece) {
   SchedulerLimits l = limits_of(4, 8192);
   l.max_context = 4096;
   l.prefill_chunk = 256;
   l.max_rows = 4 + 256;
+  l.layers = layers;
   World w(l);
-  // A step costs 10 ms and a row of a prompt 0.25 ms: 16 ms a chunk.
-  double clock = 0, longest_gap = 0;
+  BesidePrompt seen;
+  double clock = 0;
   w.executor.cost = [&](size_t window, size_t chunk) {
-    return (window > 0 ? 10 : 4) + 0.25 * static_cast<double>(chunk);
+    const double piece = chunk > 0 ? ms_a_piece + ms_a_row * static_cast<double>(chunk) : 0;
+    return (window > 0 ? 10 : 4) + piece;
   };
   for (uint64_t id = 1; id <= 3; ++id) w.submit(make_request(id, 64, 3000));
   for (int i = 0; i < 30; ++i) w.turn();
   w.submit(make_request(4, 2000, 5));
-  const double begin = clock;
   size_t tokens = w.seen[1].output.size();
+  const size_t before = tokens;
   double last = clock;
   while (w.seen[4].output.empty()) {
     const auto plan = w.scheduler.plan(w.now);
@@ -188,20 +198,42 @@ TEST_CASE("beside a prompt decoders keep their share of the time, and wait for o
     w.scheduler.complete(result);
     w.collect();
     if (w.seen[1].output.size() == tokens) continue;
-    longest_gap = std::max(longest_gap, clock - last);
+    seen.longest_gap = std::max(seen.longest_gap, clock - last);
     last = clock;
     tokens = w.seen[1].output.size();
   }
-  const double took = clock - begin;
-  const size_t generated = w.seen[1].output.size();
-  CAPTURE(took);
-  CHECK(longest_gap <= 3 * 10);
-  // 2000 rows of 0.25 ms are 500 ms: 40% of the whole, so decoders have 750 ms.
-  CHECK(took > 1100);
-  CHECK(took < 1400);
-  CHECK(generated > 0);
+  seen.took = clock;
+  seen.generated = tokens - before;
+  seen.parts = w.executor.parts;
   for (uint64_t id = 1; id <= 3; ++id) w.scheduler.cancel(id);
   w.run_dry();
+  return seen;
+}
+
+}  // namespace
+
+TEST_CASE("beside a prompt decoders keep their share of the time, and wait for one small piece at most") {
+  // A row of a prompt costs 0.25 ms: 16 ms a chunk.
+  const BesidePrompt seen = beside_prompt(1, 0.25, 0);
+  CHECK(seen.longest_gap <= 3 * 10);
+  // 2000 rows of 0.25 ms are 500 ms: 40% of the whole, so decoders have 750 ms.
+  CHECK(seen.took > 1100);
+  CHECK(seen.took < 1400);
+  CHECK(seen.generated > 60);
+  CHECK(seen.parts == 0);
+}
+
+TEST_CASE("where the least piece is longer than several steps, it passes a few layers in each") {
+  // 80 ms a piece and 0.5 ms a row: 112 ms for the least, 208 for the largest, which reads four times as much.
+  const BesidePrompt seen = beside_prompt(16, 0.5, 80);
+  CHECK(seen.parts > 50);
+  CHECK(seen.longest_gap <= 3 * 10);
+  // In pieces of 256 rows 2000 take 1,640 ms; in the least they would take 3,560. 40% of the time.
+  CHECK(seen.took < 1640 / 0.4 * 1.25);
+  // Decoders have 60%.
+  CHECK(static_cast<double>(seen.generated) * 10 / seen.took > 0.57);
+  // The same model in whole pieces makes them wait for one.
+  CHECK(beside_prompt(1, 0.5, 80).longest_gap > 110);
 }
 
 TEST_CASE("several prompts are read alike, whatever their lengths") {
@@ -297,13 +329,14 @@ TEST_CASE("the cost of steps is learned, and a share is kept over time") {
   falling.observe(128, 10);
   CHECK(falling.at(1000) >= falling.at(10));
 
-  CHECK_THROWS_AS(PrefillShare(0, 100), Error);
-  CHECK_THROWS_AS(PrefillShare(1, 100), Error);
-  CHECK_THROWS_AS(PrefillShare(0.5, 0), Error);
+  CHECK_THROWS_AS(PrefillShare(0, 100, 1), Error);
+  CHECK_THROWS_AS(PrefillShare(1, 100, 1), Error);
+  CHECK_THROWS_AS(PrefillShare(0.5, 0, 1), Error);
+  CHECK_THROWS_AS(PrefillShare(0.5, 100, 0), Error);
   // Where prompts wait from the start, a step without them must show first what they are to be measured by.
   StepCost fresh;
   fresh.observe(0, 256, 80);
-  const PrefillShare first(0.25, 1000);
+  const PrefillShare first(0.25, 1000, 1);
   CHECK(first.rows(0, fresh, 512) == 512);
   CHECK(first.rows(2, fresh, 512) == 0);
   fresh.observe(2, 0, 40);
@@ -314,7 +347,7 @@ TEST_CASE("the cost of steps is learned, and a share is kept over time") {
     cost.observe(2, 128, 10 + 40);
     cost.observe(2, 256, 10 + 80);
   }
-  PrefillShare share(0.25, 1000);
+  PrefillShare share(0.25, 1000, 1);
   CHECK(share.rows(0, cost, 512) == 512);
   double window = 0, chunk = 0;
   for (int i = 0; i < 2000; ++i) {

@@ -54,6 +54,7 @@ class Schedule {
     l.prefill_chunk = 64 * (1 + below(3));
     l.max_rows = l.max_seqs + 64 + below(150);
     l.max_window = 1 + below(6);
+    l.layers = below(2) == 0 ? 1 : 2 + below(8);
     l.blocks = 1 + 7 + below(25);
     l.snaps = below(4) == 0 ? 0 : 1 + below(8);
     l.snap_interval = 64 * below(3);
