@@ -57,6 +57,10 @@ constexpr std::array kKeys{
               "A rank that is ready must turn its step loop within this time.", 1e3, kHour},
     ConfigKey{"ranks.collective_timeout", duration, kCluster, "20s", "time",
               "Longest wait for the peer within a collective.", 100, kHour},
+    ConfigKey{"ranks.collectives", text, kCluster, "nccl", "",
+              "How ranks on GPUs add up: nccl, each on a GPU of its own; host: through host memory, slow, for ranks "
+              "that share one.",
+              0, 0, "nccl|host"},
     ConfigKey{"ranks.orphan_timeout", duration, kCluster, "60s", "time",
               "A worker stops its ranks when the head has been silent this long.", 1e3, kHour},
     ConfigKey{"ranks.stop_grace", duration, kCluster, "20s", "time", "From SIGTERM to SIGKILL.", 0, kHour},

@@ -261,6 +261,8 @@ class Ops {
   virtual ~Ops() = default;
   virtual std::string_view backend() const = 0;  ///< "cpu", "cuda"
   virtual Dtype activation() const = 0;
+  /// The cudaStream_t on which a GPU's operators run, for libraries that work beside them; null on a CPU.
+  virtual void* native_stream() { return nullptr; }
 
   virtual Buffer allocate(size_t bytes, Place place) = 0;  ///< allocates; zero-filled; throws Error(memory)
   virtual void reserve(const OpLimits& limits) = 0;        ///< allocates scratch

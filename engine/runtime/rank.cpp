@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <optional>
 #include <pthread.h>
 #include <thread>
 #include <unistd.h>
@@ -114,7 +115,8 @@ class Rank {
   void run();
 
  private:
-  void choose_backend();
+  void choose_backend(std::unique_ptr<Communicator> comm);
+  std::unique_ptr<Communicator> device_communicator(std::unique_ptr<Communicator> host);
   void meet();
   void load();
   void make_pools();
@@ -200,36 +202,49 @@ void Rank::meet() {
   group_ = std::make_unique<RankGroup>(rank_.rank, rank_.size, std::move(links));
   notifier_.phase(Phase::comm_init);
   facts_.ranks_on_host = group_->ranks_on_host(boot_id());
-  choose_backend();
-  comm_ = make_gloo_communicator({rank_.rank, rank_.size}, rank_.bind_address, group_->links(),
-                                 config_.duration("ranks.collective_timeout"));
+  choose_backend(make_gloo_communicator({rank_.rank, rank_.size}, rank_.bind_address, group_->links(),
+                                        config_.duration("ranks.collective_timeout")));
 }
 
-void Rank::choose_backend() {
-  backend_ = config_.text("engine.backend");
-  // Ranks on GPUs need a communicator that works on device memory, which this build does not have.
-  const bool alone = rank_.size == 1;
-  if (backend_ == "cuda" && !alone) {
-    throw Error(Code::config, cat("engine.backend = \"cuda\" with ", rank_.size, " ranks: not supported yet"),
-                "one rank in topology.ranks, or engine.backend = \"cpu\"");
-  }
-  if (backend_ != "cpu" && alone) {
+/// A GPU where all ranks have one; `comm` is how they agree, and in the end what the backend needs.
+void Rank::choose_backend(std::unique_ptr<Communicator> comm) {
+  const std::string wanted = config_.text("engine.backend");
+  std::optional<Error> missing;
+  if (wanted != "cpu") {
     try {
       ops_ = make_cuda_ops(rank_.device);
-      backend_ = "cuda";
-      log::info(cat("backend cuda, device ", rank_.device, ", activations ", name(ops_->activation())));
-      return;
     } catch (const Error& e) {
       if (e.code() != Code::unavailable) throw;
-      if (backend_ == "cuda") throw Error(Code::config, cat("engine.backend = \"cuda\": ", e.what()), e.remedy());
+      missing = e;
+      if (wanted == "cuda") throw Error(Code::config, cat("engine.backend = \"cuda\": ", e.what()), e.remedy());
     }
   }
+  float have = ops_ ? 1 : 0;
+  comm->all_reduce(Tensor::of(&have, Dtype::f32, {1}));
+  if (have == static_cast<float>(rank_.size)) {
+    backend_ = "cuda";
+    log::info(cat("backend cuda, device ", rank_.device, ", activations ", name(ops_->activation())));
+    comm_ = device_communicator(std::move(comm));
+    return;
+  }
+  if (have > 0)
+    log::warn(cat("only ", have, " of ", rank_.size, " ranks have a GPU: all use the CPU",
+                  missing ? cat(" (here: ", missing->what(), ")") : ""));
   backend_ = "cpu";
   const auto cores = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u));
-  const auto wanted = static_cast<int>(config_.integer("engine.threads"));
-  const int threads = wanted > 0 ? wanted : std::max(cores / std::max(facts_.ranks_on_host, 1), 1);
-  ops_ = make_cpu_ops(threads);
-  log::info(cat("backend cpu, ", threads, " threads"));
+  const auto threads = static_cast<int>(config_.integer("engine.threads"));
+  const int mine = threads > 0 ? threads : std::max(cores / std::max(facts_.ranks_on_host, 1), 1);
+  ops_ = make_cpu_ops(mine);
+  comm_ = std::move(comm);
+  log::info(cat("backend cpu, ", mine, " threads"));
+}
+
+std::unique_ptr<Communicator> Rank::device_communicator(std::unique_ptr<Communicator> host) {
+  if (rank_.size == 1) return host;
+  if (config_.text("ranks.collectives") == "nccl")
+    return make_nccl_communicator(*host, *ops_, config_.duration("ranks.collective_timeout"));
+  log::warn("ranks.collectives = \"host\": every collective goes through host memory, which is slow");
+  return make_staged_communicator(std::move(host), *ops_);
 }
 
 ModelLimits Rank::limits() const {

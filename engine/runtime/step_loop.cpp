@@ -27,6 +27,17 @@ Scheduler::Time wall_clock() {
   return std::chrono::duration_cast<Scheduler::Time>(std::chrono::system_clock::now().time_since_epoch());
 }
 
+/// What comes out of a step in which a peer went away is garbage, and so may be the error that it ends with.
+void run_step(const LoopParts& parts, const StepPlan& plan) {
+  try {
+    parts.executor.submit(plan);
+  } catch (const Error&) {
+    parts.comm.check();
+    throw;
+  }
+  parts.comm.check();
+}
+
 }  // namespace
 
 // ---- Controls
@@ -104,7 +115,7 @@ void StepLoop::run(const StepPlan& warm_up, const std::function<void()>& ready) 
     }
   } const unhook{parts_};
   parts_.group.send(warm_up);
-  parts_.executor.submit(warm_up);
+  run_step(parts_, warm_up);
   parts_.executor.poll();
   ApiLink api(api_socket_, hello_, [this](ApiEvent e) { mail_.push(std::move(e)); });
   controls.turned();
@@ -214,7 +225,7 @@ bool StepLoop::step() {
   if (!plan) return false;
   queue_times_.planned(*plan, Clock::now());
   parts_.group.send(*plan);
-  parts_.executor.submit(*plan);
+  run_step(parts_, *plan);
   while (auto result = parts_.executor.poll()) scheduler_.complete(*result);
   return true;
 }
@@ -258,7 +269,7 @@ void follow_plan(const LoopParts& parts, uint64_t generation, uint64_t step, con
   if (plan->generation != generation || plan->step != step)
     throw Error(Code::internal, cat("plan of generation ", plan->generation, " step ", plan->step, ", expected ",
                                     generation, " step ", step));
-  parts.executor.submit(*plan);
+  run_step(parts, *plan);
   parts.executor.poll();
   wire::Stats stats;
   stats.step = step;

@@ -26,6 +26,7 @@ class CudaOps final : public Ops {
 
   std::string_view backend() const override { return "cuda"; }
   Dtype activation() const override { return activation_; }
+  void* native_stream() override { return stream(); }
 
   Buffer allocate(size_t bytes, Place place) override;
   void reserve(const OpLimits& limits) override;

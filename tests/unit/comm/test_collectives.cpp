@@ -10,6 +10,7 @@
 
 #include "common/error.h"
 #include "group.h"
+#include "kernels/ops.h"
 
 using namespace glm53;
 using namespace glm53::test;
@@ -81,6 +82,45 @@ TEST_CASE("all_reduce sums in rank order with the same bits everywhere") {
     });
     CHECK(wrong == 0);
   }
+}
+
+TEST_CASE("through host memory: the same sums and rows, of the backend's tensors") {
+  for (const int size : {2, 3}) {
+    CAPTURE(size);
+    std::atomic<int> wrong = 0;
+    run_group(size, [&](Member& m, int rank) {
+      const auto ops = make_cpu_ops(1);
+      m.comm = make_staged_communicator(std::move(m.comm), *ops);
+      CHECK_FALSE(m.comm->capturable());
+      for (const size_t n : {7, 1025, 32771}) {
+        auto v = values_of(rank, n);
+        m.comm->all_reduce(vector_of(v));
+        if (!same_bits(v, ordered_sum(size, n))) ++wrong;
+      }
+      for (const int64_t rows : {1, 3}) {
+        auto mine = values_of(rank, static_cast<size_t>(rows) * 5);
+        std::vector<float> out(mine.size() * static_cast<size_t>(size)), all(out.size());
+        m.comm->gather(matrix_of(mine, rows), rank == 0 ? matrix_of(out, rows) : Tensor{});
+        m.comm->all_gather(matrix_of(mine, rows), matrix_of(all, rows));
+        if (rank == 0 && !same_bits(out, all)) ++wrong;
+        auto last = values_of(size - 1, mine.size());
+        const Tensor theirs = matrix_of(all, rows).columns(5 * (size - 1), int64_t{5} * size);
+        for (int64_t r = 0; r < rows; ++r)
+          if (std::memcmp(theirs[r].data, matrix_of(last, rows)[r].data, 5 * sizeof(float)) != 0) ++wrong;
+        m.comm->broadcast(matrix_of(mine, rows), size - 1);
+        if (!same_bits(mine, last)) ++wrong;
+      }
+      m.comm->check();
+    });
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("NCCL is for GPUs, and says so") {
+  const auto ops = make_cpu_ops(1);
+  const auto one = make_single_communicator();
+  const Code code = code_of([&] { make_nccl_communicator(*one, *ops, kWait); });
+  CHECK((code == Code::unavailable || code == Code::internal));
 }
 
 TEST_CASE("the order of the test's sums matters") {  // or the test above would prove nothing
