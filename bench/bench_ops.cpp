@@ -19,7 +19,7 @@
 namespace glm53 {
 namespace {
 
-constexpr int64_t kHidden = 4096, kInter = 1024, kExperts = 288, kTopK = 8;
+constexpr int64_t kHidden = 4096, kInter = 1024, kExperts = 288;
 
 void bench_linear(Bench& bench) {
   struct Shape {
@@ -171,7 +171,7 @@ void bench_moe(Bench& bench) {
                        .window_rows = rows <= 64 ? static_cast<int>(rows) : 0});
     });
     const double weights = used * 3 * kHidden * kInter;
-    bench.add({"moe", cat(static_cast<int>(used + 0.5), " experts, k ", k), rows, us, weights / 2,
+    bench.add({"moe", cat(std::lround(used), " experts, k ", k), rows, us, weights / 2,
                rows >= 256 ? 2.0 * static_cast<double>(rows * k * 3 * kHidden * kInter) : 0, weights});
   }
 }
@@ -201,7 +201,7 @@ int run(int argc, char** argv) {
     else if (word == "--only")
       options.only = value;
     else if (word == "--reps")
-      options.reps = std::max(1, std::atoi(value));
+      options.reps = static_cast<int>(std::clamp<int64_t>(parse_int(value).value_or(1), 1, 10000));
     else
       throw Error(Code::usage, cat("bench_ops: unknown option '", word, "': --json FILE, --only WORD, --reps N"));
   }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Serves glm53-tiny on a machine with GPUs and nothing else of ours, from a bundle (scripts/bundle.sh DIR --models): two agents,
-# the engine, greedy chats over HTTP; the same answers are asked of every way to run it. Prints one JSON object.
+# the engine, greedy chats over HTTP; the same answers are asked of every way to run it, and a load during which the last rank
+# is killed loses nothing. Prints one JSON object.
 #   bench/device_serve.sh BUNDLE [LOG_FOLDER] [WAY ...]
 # WAY: cpu (two ranks), cuda1 (one rank), cuda2-host (two ranks that share the first GPU), cuda2-nccl (two ranks, a GPU each).
 set -uo pipefail
@@ -14,7 +15,7 @@ for library in libcuda.so.1 libnccl.so.2; do
   [ -e "$bundle/lib/$library" ] && continue
   found=$(ldconfig -p 2>/dev/null | sed -nE "s/.*$library .*=> (.*)/\\1/p" | head -n 1)
   [ -n "$found" ] || found=$(find / -xdev -name "$library" -not -path '/proc/*' 2>/dev/null | head -n 1)
-  [ -z "$found" ] || ln -s "$found" "$bundle/lib/$library"
+  [ -z "$found" ] || ln -sf "$found" "$bundle/lib/$library"
 done
 prompts=("Count from 1 to 20." "Tell me a short story about a cat." "What is 17 plus 25?" "Give me a JSON object with a name and an age." "Name three colours.")
 
@@ -91,10 +92,20 @@ for way in "$@"; do
   for prompt in "${prompts[@]}"; do answers="$answers|$(ask "$prompt")"; done
   [ -n "$first" ] || first=$answers
   load=$(ctl --json bench serve -c 4 -n 12 --prompt-tokens 100 --max-tokens 64 2>"$logs/$way.serve")
+  # A rank dies while streams are under way: they go on in the next generation.
+  ctl --json bench serve -c 4 -n 12 --prompt-tokens 40 --max-tokens 400 >"$logs/$way.replay" 2>&1 &
+  load_pid=$!
+  sleep 0.5
+  rank=$(ctl --json status | grep -oE '"name":"rank[0-9]+","pid":[0-9]+' | tail -n 1 | grep -oE '[0-9]+$')
+  kill -KILL "$rank"
+  wait $load_pid
+  replay=$(tail -n 1 "$logs/$way.replay")
+  generation=$(ctl --json status | grep -oE '"generation":[0-9]+' | head -n 1 | grep -oE '[0-9]+$')
+  grep -q '"failed":0,' <<<"$replay" && [ "${generation:-0}" -ge 2 ] || failed=1
   same=$([ "$answers" = "$first" ] && echo true || echo false)
   [ $started -eq 0 ] && [ "$same" = true ] || failed=1
-  printf '%s{"way": "%s", "start_exit": %d, "start_ms": %d, "same_answers": %s, "answers": "%s", "serve": %s}' "$separator" "$way" $started $took \
-    "$same" "$answers" "${load:-null}"
+  printf '%s{"way": "%s", "start_exit": %d, "start_ms": %d, "same_answers": %s, "answers": "%s", "serve": %s, "generation_after_kill": %d, "serve_with_kill": %s}' "$separator" "$way" $started $took \
+    "$same" "$answers" "${load:-null}" "${generation:-0}" "${replay:-null}"
   separator=', '
   end_agents
   rm -rf "$home"

@@ -168,7 +168,7 @@ void kda_ops(Bench& bench, int64_t rows, bool window) {
                .lower_bound = -5,
                .out = out};
   report(bench, window ? "kda_window" : "kda_chunk", "32 heads", rows,
-         5 * values + 4.0 * kHeads * kKdaDim * kKdaDim * (window ? 2 : 2), [&](int i) {
+         5 * values + 4.0 * kHeads * kKdaDim * kKdaDim * 2, [&](int i) {
            KdaArgs call = args;
            call.layer = i % kLayers;
            window ? ops.kda_window(call) : ops.kda_chunk(call);

@@ -198,7 +198,7 @@ void ModelExecutor::stage(const SeqStep& s, Group& group) {
   Batch& batch = group.batch;
   const auto seq = static_cast<size_t>(batch.seqs);
   const auto rows = static_cast<int>(s.tokens.size());
-  if (static_cast<size_t>(batch.rows + rows) > m.token.size() || seq >= m.slot.size())
+  if (static_cast<size_t>(batch.rows) + s.tokens.size() > m.token.size() || seq >= m.slot.size())
     throw Error(Code::internal, cat("plan of more than ", m.token.size(), " rows or ", m.slot.size(), " sequences"));
   if (s.regime == Regime::window && batch.window_seqs != batch.seqs) contradiction(s, "window sequences come first");
   for (size_t i = 0; i < s.tokens.size(); ++i) {
