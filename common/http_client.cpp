@@ -10,6 +10,7 @@
 
 #include "common/error.h"
 #include "common/strings.h"
+#include "common/tls_stream.h"
 
 namespace glm53 {
 
@@ -48,7 +49,7 @@ class NoSigpipe {
 struct Endpoint {
   std::string host, host_header;  ///< host: the path of a unix socket
   int port = 80;
-  bool is_unix = false;
+  bool is_unix = false, is_tls = false;
 };
 
 [[noreturn]] void throw_bad_endpoint(const std::string& text) {
@@ -67,8 +68,10 @@ Endpoint parse_endpoint(const std::string& text) {
     e.host_header = "localhost";
     return e;
   }
-  if (!rest.starts_with("http://")) throw_bad_endpoint(text);
-  rest.remove_prefix(7);
+  e.is_tls = rest.starts_with("https://");
+  if (!e.is_tls && !rest.starts_with("http://")) throw_bad_endpoint(text);
+  rest.remove_prefix(e.is_tls ? 8 : 7);
+  if (e.is_tls) e.port = 443;
   if (rest.ends_with('/')) rest.remove_suffix(1);
   e.host_header = rest;
   std::string_view port;
@@ -93,6 +96,12 @@ Endpoint parse_endpoint(const std::string& text) {
   return e;
 }
 
+httplib::Client make_client(const Endpoint& e) {
+  if (!e.is_tls) return httplib::Client(e.host, e.port);
+  const bool v6 = e.host.find(':') != std::string::npos;
+  return httplib::Client(cat("https://", v6 ? "[" + e.host + "]" : e.host, ":", e.port));
+}
+
 bool has_control(std::string_view text, unsigned char most) {
   return std::any_of(text.begin(), text.end(),
                      [most](char c) { return static_cast<unsigned char>(c) <= most || c == 0x7F; });
@@ -101,9 +110,16 @@ bool has_control(std::string_view text, unsigned char most) {
 }  // namespace
 
 struct HttpClient::Impl {
-  Impl(const std::string& text, const std::string& bearer_token)
-      : endpoint(parse_endpoint(text)), name(text), client(endpoint.host, endpoint.port) {
+  Impl(const std::string& text, const std::string& bearer_token, std::shared_ptr<const TlsClient> trust)
+      : endpoint(parse_endpoint(text)), name(text), tls(std::move(trust)), client(make_client(endpoint)) {
     if (endpoint.is_unix) client.set_address_family(AF_UNIX);
+    if (endpoint.is_tls) {
+      if (!tls) throw Error(Code::usage, cat(name, " needs a certificate of the cluster"), "glm53ctl cluster join");
+      // The library would look for a host's name in the certificate, and judge by the system's CAs.
+      client.enable_server_certificate_verification(false);
+      if (client.ssl_context() == nullptr) openssl::fail("making a TLS context");
+      tls->impl().prepare(client.ssl_context(), &refused);
+    }
     client.set_keep_alive(true);
     client.set_tcp_nodelay(true);
     client.set_url_encode(false);  // callers pass targets that are encoded already
@@ -138,6 +154,7 @@ struct HttpClient::Impl {
   }
 
   [[noreturn]] void fail(httplib::Error error, Clock::time_point last_progress, bool answered) const {
+    if (!refused.problem.empty()) throw Error(Code::denied, cat(name, ": ", refused.problem), refused.remedy);
     const std::string why = httplib::to_string(error);
     const bool reading = error == httplib::Error::Read || error == httplib::Error::Write;
     if (reading && Clock::now() - last_progress >= read_limit) {
@@ -149,6 +166,8 @@ struct HttpClient::Impl {
 
   const Endpoint endpoint;
   const std::string name;
+  const std::shared_ptr<const TlsClient> tls;
+  Judgement refused;  ///< why the server was not trusted in the last handshake
   httplib::Client client;
   httplib::Headers headers;
   std::chrono::milliseconds read_limit{0};
@@ -166,8 +185,9 @@ HttpAnswer answer_of(const httplib::Response& response) {
 
 }  // namespace
 
-HttpClient::HttpClient(const std::string& endpoint, const std::string& bearer_token)
-    : impl_(std::make_unique<Impl>(endpoint, bearer_token)) {}
+HttpClient::HttpClient(const std::string& endpoint, const std::string& bearer_token,
+                       std::shared_ptr<const TlsClient> tls)
+    : impl_(std::make_unique<Impl>(endpoint, bearer_token, std::move(tls))) {}
 HttpClient::~HttpClient() = default;
 HttpClient::HttpClient(HttpClient&&) noexcept = default;
 

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/tls.h"
+
 namespace glm53 {
 
 struct HttpAnswer {
@@ -19,12 +21,15 @@ struct HttpAnswer {
 /// One endpoint; keeps its connection. Not thread-safe: one object a thread.
 class HttpClient {
  public:
-  /// "http://127.0.0.1:8888" or "unix:/run/glm53/agent.sock".
-  explicit HttpClient(const std::string& endpoint, const std::string& bearer_token = {});
+  /// "http://127.0.0.1:8888", "unix:/run/glm53/agent.sock", or "https://10.0.0.1:8890" with what `tls` shows and
+  /// trusts.
+  explicit HttpClient(const std::string& endpoint, const std::string& bearer_token = {},
+                      std::shared_ptr<const TlsClient> tls = nullptr);
   ~HttpClient();
   HttpClient(HttpClient&&) noexcept;
   void set_timeout(std::chrono::milliseconds connect, std::chrono::milliseconds read);
-  /// Throws Error(unavailable) when nobody answers (naming the endpoint), Error(stalled) at the time limit.
+  /// Throws Error(unavailable) when nobody answers (naming the endpoint), Error(stalled) at the time limit,
+  /// Error(denied) for a server that `tls` does not trust.
   HttpAnswer request(std::string_view method, std::string_view path, std::string_view body = {},
                      std::string_view content_type = "application/json");
   /// Streams the body: `chunk` returns false to stop. Throws Error(peer_lost) when the answer ends early. The body of

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <fcntl.h>
 #include <thread>
@@ -49,15 +50,25 @@ std::string address_text(const sockaddr_storage& address) {
   return cat("[", ip.to_string(), "]:", ntohs(v6.sin6_port));
 }
 
+/// OpenSSL writes without MSG_NOSIGNAL.
+void block_sigpipe() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGPIPE);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
 /// Accepts connections of one listening socket.
 class Acceptor : public std::enable_shared_from_this<Acceptor> {
  public:
-  Acceptor(std::shared_ptr<Context> context, UniqueFd listener, std::string unix_path)
+  using Tls = std::function<std::shared_ptr<const TlsServer>()>;
+  Acceptor(std::shared_ptr<Context> context, UniqueFd listener, std::string unix_path, Tls tls)
       : context_(std::move(context)),
         strand_(asio::make_strand(context_->io)),
         listener_(strand_, listener.get()),
         retry_(strand_),
-        unix_path_(std::move(unix_path)) {
+        unix_path_(std::move(unix_path)),
+        tls_(std::move(tls)) {
     listener.release();
     if (::fcntl(listener_.native_handle(), F_SETFL, O_NONBLOCK) != 0) throw_errno(Code::internal, "fcntl");
   }
@@ -131,13 +142,18 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
       ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
       ::setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     }
+    std::unique_ptr<TlsStream> tls;
+    if (tls_) {
+      if (full()) return;  // a refusal would need a handshake
+      tls = std::make_unique<TlsStream>(tls_(), fd.get());
+    }
     if (full()) return refuse(fd.get());
     const int family = is_unix ? AF_UNIX : address.ss_family;
     Session::Socket socket(asio::make_strand(context_->io));
     socket.assign(asio::generic::stream_protocol(family, is_unix ? 0 : IPPROTO_TCP), fd.get());
     fd.release();
-    const auto session =
-        std::make_shared<Session>(context_, std::move(socket), is_unix ? "unix" : address_text(address), credentials);
+    const auto session = std::make_shared<Session>(
+        context_, std::move(socket), is_unix ? "unix" : address_text(address), credentials, std::move(tls));
     {
       const std::lock_guard lock(context_->mutex);
       context_->sessions.insert(session);
@@ -171,6 +187,7 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
   asio::posix::stream_descriptor listener_;
   asio::steady_timer retry_;
   const std::string unix_path_;
+  const Tls tls_;
   bool paused_ = false;
 };
 
@@ -217,12 +234,13 @@ class Periodic : public std::enable_shared_from_this<Periodic> {
 struct HttpServer::Impl {
   explicit Impl(HttpServerOptions options) : context(std::make_shared<Context>(std::move(options))) {}
 
-  void add(UniqueFd listener, const std::string& unix_path) {
-    acceptors.push_back(std::make_shared<Acceptor>(context, std::move(listener), unix_path));
+  void add(UniqueFd listener, const std::string& unix_path, Acceptor::Tls tls = {}) {
+    acceptors.push_back(std::make_shared<Acceptor>(context, std::move(listener), unix_path, std::move(tls)));
     if (!threads.empty()) acceptors.back()->start();
   }
 
   void run() {
+    block_sigpipe();
     while (true) {
       try {
         context->io.run();
@@ -276,6 +294,14 @@ uint16_t HttpServer::listen_tcp(const std::string& address, uint16_t port) {
 
 void HttpServer::listen_unix(const std::string& path, int mode) {
   impl_->add(glm53::listen_unix(path, mode), path);
+}
+
+uint16_t HttpServer::listen_tls(const std::string& address, uint16_t port,
+                                std::function<std::shared_ptr<const TlsServer>()> current) {
+  UniqueFd listener = glm53::listen_tcp(address, port, 4096);
+  const uint16_t bound = local_port(listener.get());
+  impl_->add(std::move(listener), {}, std::move(current));
+  return bound;
 }
 
 void HttpServer::start() {

@@ -1,5 +1,5 @@
-// The one HTTP server (Boost.Beast behind it): TCP, unix sockets with peer credentials, thousands of connections,
-// streams, disconnects seen at once.
+// The one HTTP server (Boost.Beast behind it): TCP, mutual TLS, unix sockets with peer credentials, thousands of
+// connections, streams, disconnects seen at once.
 #pragma once
 
 #include <chrono>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/socket.h"
+#include "common/tls.h"
 
 namespace glm53 {
 
@@ -24,6 +25,7 @@ struct HttpRequest {
   std::string body;
   std::string peer;                            ///< "127.0.0.1:5123" or "unix"
   std::optional<PeerCredentials> credentials;  ///< unix sockets only
+  std::optional<TlsPeer> tls;                  ///< TLS connections only
   std::map<std::string, std::string> params;   ///< "{id}" parts of the route
   /// First header of that name, case-insensitive; "" when absent.
   std::string_view header(std::string_view name) const;
@@ -88,6 +90,10 @@ class HttpServer {
   /// Throws Error(busy) when the address is in use. Returns the port.
   uint16_t listen_tcp(const std::string& address, uint16_t port);
   void listen_unix(const std::string& path, int mode);
+  /// As listen_tcp(), with TLS: `current` is asked for every connection, so that a new certificate takes effect. Any
+  /// client is let in; the check of before() sees who it is.
+  uint16_t listen_tls(const std::string& address, uint16_t port,
+                      std::function<std::shared_ptr<const TlsServer>()> current);
   void start();
   /// Stops accepting, closes idle connections, waits up to `grace` for answers in flight.
   void stop(std::chrono::milliseconds grace);

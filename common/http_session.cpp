@@ -27,6 +27,7 @@ constexpr size_t kMaxDiscarded = 256 << 20;   ///< bytes thrown away while the c
 constexpr std::chrono::seconds kPatience{1};  ///< from too many pipelined bytes to throwing them away
 constexpr std::chrono::seconds kLinger{5};    ///< for the client to read the last answer and close
 constexpr size_t kReceive = 64 << 10;
+constexpr size_t kRecord = 16 << 10;  ///< most bytes of a TLS record
 
 /// A body that grows with what arrives; Beast's own reserves what the client announces.
 struct GrowingBody {
@@ -97,12 +98,13 @@ struct Session::Parser {
 };
 
 Session::Session(std::shared_ptr<Context> context, Socket socket, std::string peer,
-                 std::optional<PeerCredentials> credentials)
+                 std::optional<PeerCredentials> credentials, std::unique_ptr<TlsStream> tls)
     : context_(std::move(context)),
       socket_(std::move(socket)),
       timer_(socket_.get_executor()),
       peer_(std::move(peer)),
-      credentials_(credentials) {}
+      credentials_(credentials),
+      tls_(std::move(tls)) {}
 
 Session::~Session() = default;
 
@@ -137,7 +139,29 @@ void Session::wait_readable() {
   });
 }
 
+void Session::on_readable_tls() {
+  std::array<char, kRecord> buffer;  // a whole record: nothing stays behind in OpenSSL
+  const TlsStream::Step step = tls_->read(buffer.data(), buffer.size());
+  switch (step.state) {
+    case TlsStream::State::done:
+      return receive({buffer.data(), step.bytes});
+    case TlsStream::State::want_read:
+      return wait_readable();
+    case TlsStream::State::want_write:  // a handshake's flight that does not fit the socket's buffer
+      waiting_readable_ = true;
+      return socket_.async_wait(Socket::wait_write, [self = shared_from_this()](const boost::system::error_code& ec) {
+        self->waiting_readable_ = false;
+        if (self->state_ == State::closed) return;
+        if (ec) return self->lost();
+        self->on_readable();
+      });
+    case TlsStream::State::closed:
+      return lost();
+  }
+}
+
 void Session::on_readable() {
+  if (tls_) return on_readable_tls();
   std::array<char, kReceive> buffer;
   const ssize_t n = ::recv(socket_.native_handle(), buffer.data(), buffer.size(), MSG_DONTWAIT);
   if (n > 0) return receive({buffer.data(), static_cast<size_t>(n)});
@@ -238,6 +262,7 @@ void Session::begin_exchange() {
   request.body = std::move(message.body());
   request.peer = peer_;
   request.credentials = credentials_;
+  if (tls_) request.tls = tls_->peer();
   const auto fail = [&](const std::exception& e) {
     if (!exchange->send(context_->describe(request, e))) exchange->abandon();
   };
@@ -312,18 +337,35 @@ void Session::flush() {
   if (!waiting_writable_) send_pending();
 }
 
+/// As sendmsg() answers, errno included.
+ssize_t Session::send_some() {
+  if (tls_) {
+    const std::string& piece = output_.front();
+    const TlsStream::Step step = tls_->write(piece.data() + output_offset_, piece.size() - output_offset_);
+    if (step.state == TlsStream::State::done) return static_cast<ssize_t>(step.bytes);
+    errno = step.state == TlsStream::State::want_write ? EAGAIN : EPIPE;
+    return -1;
+  }
+  std::array<iovec, 32> pieces;
+  const size_t count = std::min(pieces.size(), output_.size());
+  for (size_t i = 0; i < count; ++i) {
+    const size_t skip = i == 0 ? output_offset_ : 0;
+    pieces[i] = {output_[i].data() + skip, output_[i].size() - skip};
+  }
+  msghdr message{};
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = count;
+  return ::sendmsg(socket_.native_handle(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 void Session::send_pending() {
   while (!output_.empty()) {
-    std::array<iovec, 32> pieces;
-    const size_t count = std::min(pieces.size(), output_.size());
-    for (size_t i = 0; i < count; ++i) {
-      const size_t skip = i == 0 ? output_offset_ : 0;
-      pieces[i] = {output_[i].data() + skip, output_[i].size() - skip};
+    if (output_.front().empty()) {  // nothing to encrypt
+      output_.pop_front();
+      output_offset_ = 0;
+      continue;
     }
-    msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = count;
-    const ssize_t n = ::sendmsg(socket_.native_handle(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = send_some();
     if (n < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return wait_writable();
@@ -378,6 +420,7 @@ void Session::discard() {
 void Session::linger() {
   state_ = State::lingering;
   std::string().swap(input_);
+  if (tls_) tls_->end();
   if (::shutdown(socket_.native_handle(), SHUT_WR) != 0) return close();
   set_timer(kLinger);
   wait_readable();

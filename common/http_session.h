@@ -20,6 +20,7 @@
 
 #include "common/http_server.h"
 #include "common/http_text.h"
+#include "common/tls_stream.h"
 
 namespace glm53::http {
 
@@ -98,8 +99,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 class Session : public std::enable_shared_from_this<Session> {
  public:
   using Socket = boost::asio::generic::stream_protocol::socket;
-  Session(std::shared_ptr<Context> context, Socket socket, std::string peer,
-          std::optional<PeerCredentials> credentials);
+  Session(std::shared_ptr<Context> context, Socket socket, std::string peer, std::optional<PeerCredentials> credentials,
+          std::unique_ptr<TlsStream> tls);
   ~Session();
   /// Begins to wait for a request.
   void start();
@@ -114,6 +115,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   void wait_readable();
   void on_readable();
+  void on_readable_tls();
   void receive(std::string_view data);
   void parse();
   size_t parse_some(std::string_view data);
@@ -123,6 +125,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void refuse(int status, const std::string& what);
   void flush();
   void send_pending();
+  ssize_t send_some();
   void wait_writable();
   void complete();
   void discard();
@@ -139,6 +142,7 @@ class Session : public std::enable_shared_from_this<Session> {
   boost::asio::steady_timer timer_;
   const std::string peer_;
   const std::optional<PeerCredentials> credentials_;
+  const std::unique_ptr<TlsStream> tls_;  ///< null: plain
   State state_ = State::idle;
   std::unique_ptr<Parser> parser_;
   std::string input_;               ///< received, not yet parsed
