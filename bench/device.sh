@@ -20,11 +20,15 @@ esac
 mkdir -p "$logs"
 [ -d "$bundle/root" ] && export GLM53_TEST_ROOT=$bundle/root
 
-# The bundle's loader keeps the machine's C library out of it; the driver's own library comes from the machine.
+# The driver's own libraries (and NCCL) come from the machine. Its C library does too, where it is as new as the bundle's.
 driver=$(dirname "$(ldconfig -p 2>/dev/null | sed -nE 's/.*libcuda\.so\.1 .*=> (.*)/\1/p' | head -n 1)")
-libraries=$bundle/lib:$driver:/usr/local/nvidia/lib64:${LD_LIBRARY_PATH:-}
-run() { "${checker[@]}" "$loader" --library-path "$libraries" "$@"; }
-loader=$(find "$bundle/lib" -name 'ld-linux-*' | head -n 1)
+libraries=$driver:/usr/local/nvidia/lib64:${LD_LIBRARY_PATH:-}
+loader=()
+first=$(find "$bundle/bin" -type f | head -n 1)
+if LD_LIBRARY_PATH=$bundle/lib:$libraries ldd "$first" 2>&1 | grep -q 'not found'; then
+  loader=("$(find "$bundle/system" -name 'ld-linux-*' | head -n 1)" --library-path "$bundle/lib:$bundle/system:$libraries")
+fi
+run() { env LD_LIBRARY_PATH="$bundle/lib:$libraries" "${checker[@]}" "${loader[@]}" "$@"; }
 
 if [ "$stage" = ops ]; then
   run "$bundle/bin/bench_ops" --json "$logs/bench_ops.json" >"$logs/bench_ops.log" 2>&1 || { tail -n 5 "$logs/bench_ops.log" >&2; exit 1; }

@@ -10,7 +10,7 @@ bundle=${1:-} logs=${2:-.}
 shift $(($# < 2 ? $# : 2))
 [ $# -gt 0 ] || set -- cpu cuda1 cuda2-host
 bundle=$(cd "$bundle" && pwd) && mkdir -p "$logs" && logs=$(cd "$logs" && pwd)
-# The bundle's loader looks into the bundle only: the driver's library and NCCL are the machine's.
+# A loader that is the bundle's looks into the bundle only: the driver's library and NCCL are the machine's.
 for library in libcuda.so.1 libnccl.so.2; do
   [ -e "$bundle/lib/$library" ] && continue
   found=$(ldconfig -p 2>/dev/null | sed -nE "s/.*$library .*=> (.*)/\\1/p" | head -n 1)

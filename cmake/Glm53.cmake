@@ -85,7 +85,9 @@ function(glm53_executable name)
   add_executable(${name} ${A_SOURCES})
   list(TRANSFORM A_DEPS PREPEND glm53_)
   target_link_libraries(${name} PRIVATE glm53_options ${A_DEPS} ${A_LIBS})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+  # A program of the build tree may be put into a bundle, with its libraries in ../lib (scripts/bundle.sh); an installed one not.
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin" BUILD_RPATH "$ORIGIN/../lib")
+  target_link_options(${name} PRIVATE LINKER:--disable-new-dtags)
   install(TARGETS ${name} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 endfunction()
 

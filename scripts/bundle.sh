@@ -3,7 +3,8 @@
 #   scripts/bundle.sh DIR [--models] [--build BUILD_DIR]
 #   scripts/bundle.sh --tests DIR      the test programs that bench/device.sh runs, in DIR/bin, with the data they read
 #   scripts/bundle.sh --check DIR      the same, then runs the programs with nothing but DIR (in a chroot when root)
-# DIR/NAME are wrappers, DIR/libexec the programs, DIR/lib the libraries with the loader that belongs to them.
+# DIR/NAME are wrappers, DIR/libexec the programs, DIR/lib the libraries, DIR/system the C library with its loader: used where the
+# machine's own is older. Where it is not, the machine's is used, since its drivers (NCCL above all) may need a newer one.
 source "$(dirname "$0")/lib.sh"
 cd "$root"
 
@@ -24,16 +25,25 @@ if [ -d "$dir" ] && [ -n "$(ls -A "$dir")" ] && [ ! -f "$dir/.glm53-bundle" ]; t
   die "$dir is not empty and no bundle" "name a new folder"
 fi
 
+# take_library FILE: into lib, or into system if it belongs to the C library and the compiler.
+take_library() {
+  case $(basename "$1") in
+    ld-linux* | libc.so* | libm.so* | libmvec.so* | libpthread.so* | libdl.so* | librt.so* | libresolv.so* | libanl.so* | libutil.so* | libnss_* | libstdc++.so* | libgcc_s.so*)
+      cp -nL "$1" "$dir/system/" ;;
+    *) cp -nL "$1" "$dir/lib/" ;;
+  esac
+}
+
 if [ "$tests" = 1 ]; then
   say "build"
   programs=(tests/golden_exl3 tests/golden_model tests/unit_kernels tests/device_kernels bench/bench_ops)
   build_tree "$build" "${programs[*]}" -DCMAKE_BUILD_TYPE=Release -DGLM53_CUDA=ON
   say "tests in $dir"
-  mkdir -p "$dir/bin" "$dir/lib" "$dir/root/tests/golden" "$dir/root/models"
+  mkdir -p "$dir/bin" "$dir/lib" "$dir/system" "$dir/root/tests/golden" "$dir/root/models"
   touch "$dir/.glm53-bundle"
   for program in "${programs[@]}"; do
     strip -o "$dir/bin/$(basename "$program")" "$build/$program"
-    while read -r library; do cp -nL "$library" "$dir/lib/"; done < <(
+    while read -r library; do take_library "$library"; done < <(
       ldd "$build/$program" | sed -nE 's/^[[:space:]]+(.* => )?(\/[^ ]+) \(.*/\2/p')
   done
   cp -r tests/golden/data "$dir/root/tests/golden/"
@@ -48,8 +58,8 @@ say "build"
 build_tree "$build" "${programs[*]}" -DCMAKE_BUILD_TYPE=Release
 
 say "bundle in $dir"
-rm -rf "$dir/lib" "$dir/libexec" "$dir/models"
-mkdir -p "$dir/lib" "$dir/libexec"
+rm -rf "$dir/lib" "$dir/system" "$dir/libexec" "$dir/models"
+mkdir -p "$dir/lib" "$dir/system" "$dir/libexec"
 dir=$(cd "$dir" && pwd)
 touch "$dir/.glm53-bundle"
 
@@ -63,44 +73,47 @@ for program in "${programs[@]}"; do
     die "$program lacks libraries" "scripts/deps.sh"
   fi
   while read -r library; do
-    cp -nL "$library" "$dir/lib/"
+    take_library "$library"
   done < <(sed -nE 's/^[[:space:]]+(.* => )?(\/[^ ]+) \(.*/\2/p' <<<"$closure")
   loader=$(basename "$(sed -nE 's/^[[:space:]]+(\/[^ ]*ld-linux[^ ]*) \(.*/\1/p' <<<"$closure")")
 done
-[ -n "$loader" ] && [ -e "$dir/lib/$loader" ] || die "the loader of $build/bin was not found"
+[ -n "$loader" ] && [ -e "$dir/system/$loader" ] || die "the loader of $build/bin was not found"
 
-# The agent looks for the engine beside the running program, and glm53ctl for the agent; that program is the loader: hence the
+# The agent looks for the engine beside the running program, and glm53ctl for the agent; that program may be the loader: hence the
 # second copies of their wrappers.
-for wrapper in "${programs[@]}" lib/glm53-engine lib/glm53-agent; do
+for wrapper in "${programs[@]}" system/glm53-engine system/glm53-agent; do
   up=$([ "$(dirname "$wrapper")" = lib ] && echo /.. || true)
   cat >"$dir/$wrapper" <<SH
 #!/bin/sh
 here=\$(dirname "\$(readlink -f "\$0")")$up
-exec "\$here/lib/$loader" --library-path "\$here/lib" "\$here/libexec/$(basename "$wrapper")" "\$@"
+program=\$here/libexec/$(basename "$wrapper")
+# It finds lib by itself; whether the machine's C library will do shows when it runs.
+if "\$program" --version >/dev/null 2>&1; then exec "\$program" "\$@"; fi
+exec "\$here/system/$loader" --library-path "\$here/lib:\$here/system" "\$program" "\$@"
 SH
   chmod +x "$dir/$wrapper"
 done
 if [ "$models" = 1 ] || [ "$check" = 1 ]; then cp -r models "$dir/models"; fi
-note "$(du -sh "$dir" | cut -f1) in $dir: $(find "$dir/lib" -type f | wc -l) libraries; run $dir/glm53ctl"
+note "$(du -sh "$dir" | cut -f1) in $dir: $(find "$dir/lib" "$dir/system" -type f -name "*.so*" | wc -l) libraries; run $dir/glm53ctl"
 
 [ "$check" = 1 ] || exit 0
 say "check: the programs with nothing but the bundle"
 # in_bundle PROGRAM ARGUMENT..: in an empty root when that is allowed, else with an empty environment.
 root_works=0
-if [ "$(id -u)" = 0 ] && chroot "$dir" "/lib/$loader" --library-path /lib /libexec/glm53ctl --version >/dev/null 2>&1; then root_works=1; fi
+if [ "$(id -u)" = 0 ] && chroot "$dir" "/system/$loader" --library-path /lib:/system /libexec/glm53ctl --version >/dev/null 2>&1; then root_works=1; fi
 in_bundle() {
   local program=$1
   shift
   if [ "$root_works" = 1 ]; then
-    env -i "$(command -v chroot)" "$dir" "/lib/$loader" --library-path /lib "/libexec/$program" "$@" 2>&1
+    env -i "$(command -v chroot)" "$dir" "/system/$loader" --library-path /lib:/system "/libexec/$program" "$@" 2>&1
   else
-    (cd "$dir" && env -i "lib/$loader" --library-path lib "libexec/$program" "$@" 2>&1)
+    (cd "$dir" && env -i "system/$loader" --library-path lib:system "libexec/$program" "$@" 2>&1)
   fi
 }
 for program in "${programs[@]}"; do
   out=$(in_bundle "$program" --version) || die "$program does not run: $out"
   note "$program runs: $(head -n 1 <<<"$out")"
-  foreign=$("$dir/lib/$loader" --library-path "$dir/lib" --list "$dir/libexec/$program" | grep '=> /' | grep -v "=> $dir/" || true)
+  foreign=$("$dir/system/$loader" --library-path "$dir/lib:$dir/system" --list "$dir/libexec/$program" | grep '=> /' | grep -v "=> $dir/" || true)
   [ -z "$foreign" ] || die "$program uses libraries outside the bundle: $foreign"
 done
 out=$(in_bundle glm53-engine check --model models/glm53-tiny) || die "the engine does not read its model: $out"
