@@ -41,7 +41,8 @@ struct RmsNormArgs {
 };
 
 /// y = W x (+ beta · y). x act [R][in]; y act or f32 [R][out]; fp32 accumulation in a fixed order. x and y may be
-/// column views. Rows [0, window_rows) run the window family, the rest the chunk family.
+/// column views. Rows [0, window_rows) run the window family, the rest the chunk family. w may be plain, exl3 or
+/// quantised (fp8_row, int4_g32); no other operator takes quantised weights.
 struct LinearArgs {
   Tensor x;
   const Weight* w;

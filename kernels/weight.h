@@ -37,9 +37,10 @@ enum class Codebook : uint32_t { three_inst = 0, mcg = 1, mul1 = 2 };
 struct Weight {
   WeightFormat format{};
   int64_t out = 0, in = 0;
-  Tensor
-      codes;  ///< f32/bf16: [out, in] row-major (conv1d [C,1,4] arrives as [C,4]). exl3: i16 [in/16, out/16, 16·bits]
-  Tensor scales;    ///< fp8_row f32 [out]; fp8_g128 f32 [out/128, in/128]; int4_g32 [out, in/32]
+  /// f32/bf16: [out, in] row-major (conv1d [C,1,4] arrives as [C,4]). exl3: i16 [in/16, out/16, 16·bits]. fp8_row: e4m3
+  /// [out, in]; int4_g32: u8 [out, in/2]; both permuted inside 32 inputs (kernels/quantise.h).
+  Tensor codes;
+  Tensor scales;    ///< fp8_row f32 [out]; int4_g32 bf16 [out, in/32]; fp8_g128 f32 [out/128, in/128] (no operator yet)
   Tensor suh, svh;  ///< exl3: f16 [in], f16 [out]
   int bits = 0;     ///< exl3: bits per weight, 1 … 8
   Codebook codebook = Codebook::mcg;

@@ -1,9 +1,11 @@
 #include "kernels/cpu/check.h"
 
 #include <string>
+#include <utility>
 
 #include "common/error.h"
 #include "kernels/half.h"
+#include "kernels/quantise.h"
 
 namespace glm53::cpu {
 
@@ -49,6 +51,20 @@ void expect_plain(std::string_view op, std::string_view argument, const Weight& 
                     std::to_string(w.in) + "] with codes " +
                     text(w.codes.dtype, std::span(w.codes.shape).first(w.codes.rank)),
                 "[" + std::to_string(out) + ", " + std::to_string(in) + "] in contiguous host memory");
+  }
+}
+
+void expect_quantised(std::string_view op, const Weight& w) {
+  const Weight want = quantised_weight(w.format, w.out, w.in, nullptr, nullptr, Place::host);
+  for (const auto& [found, shape] : {std::pair(&w.codes, &want.codes), std::pair(&w.scales, &want.scales)}) {
+    if (found->dtype == shape->dtype && found->elements() == shape->elements() && found->contiguous() &&
+        found->place != Place::device && (found->data != nullptr || found->elements() == 0)) {
+      continue;
+    }
+    throw Error(Code::internal,
+                std::string(op) + ": a quantised weight has codes or scales " +
+                    text(found->dtype, std::span(found->shape).first(found->rank)),
+                text(shape->dtype, std::span(shape->shape).first(shape->rank)) + " in contiguous host memory");
   }
 }
 

@@ -15,6 +15,8 @@ void expect(std::string_view op, std::string_view argument, const Tensor& t, Dty
             std::initializer_list<int64_t> shape);
 /// A weight of plain values (f32 or bf16) with this size; throws Error(unavailable) for other formats.
 void expect_plain(std::string_view op, std::string_view argument, const Weight& w, int64_t out, int64_t in);
+/// A quantised weight (kernels/quantise.h) whose codes and scales have the shapes that its size asks for.
+void expect_quantised(std::string_view op, const Weight& w);
 /// Throws Error(internal) with "op: text" unless ok.
 void expect_that(bool ok, std::string_view op, std::string_view text);
 

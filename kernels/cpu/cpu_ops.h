@@ -95,6 +95,7 @@ class CpuOps final : public Ops {
   void dense(const Weight& w, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride, float beta);
 
   void linear_exl3(const LinearArgs& args);
+  void linear_quantised(const LinearArgs& args);
 
   void collect_pairs(const MoeArgs& args);
   /// Copies each pair's input to `prepared` [pairs][in], rotated where its expert is EXL3; pairs_.input then points

@@ -1,4 +1,4 @@
-// linear: dense and EXL3 weights.
+// linear: dense, quantised and EXL3 weights.
 #include <algorithm>
 
 #include "common/error.h"
@@ -6,6 +6,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/hot.h"
 #include "kernels/cpu/trellis.h"
+#include "kernels/quantise.h"
 
 namespace glm53::cpu {
 
@@ -76,12 +77,41 @@ void CpuOps::linear_exl3(const LinearArgs& args) {
   });
 }
 
+void CpuOps::linear_quantised(const LinearArgs& args) {
+  const Weight& w = *args.w;
+  const int64_t rows = args.x.dim(0), tiles = (w.out + kPanelOuts - 1) / kPanelOuts;
+  const size_t panel = static_cast<size_t>(kPanelOuts * w.in);
+  pool().parallel_for_worker(tiles, 1, [&](int worker, int64_t begin, int64_t end) {
+    float* values = worker_scratch(worker).get<float>(panel + dense_scratch(rows));
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t first = tile * kPanelOuts, outs = std::min(kPanelOuts, w.out - first);
+      for (int64_t o = 0; o < outs; ++o) dequantise_row(w, first + o, values + o * w.in);
+      hot_kernels().dense({.w = values,
+                           .bf16 = false,
+                           .in = w.in,
+                           .out_begin = 0,
+                           .out_end = outs,
+                           .x = args.x.as<const float>(),
+                           .x_stride = args.x.stride[0],
+                           .rows = rows,
+                           .y = args.y.as<float>() + first,
+                           .y_stride = args.y.stride[0],
+                           .beta = args.beta,
+                           .scratch = values + panel});
+    }
+  });
+}
+
 void CpuOps::linear(const LinearArgs& args) {
   const Weight& w = *args.w;
   expect("linear", "x", args.x, Dtype::f32, {-1, w.in});
   expect("linear", "y", args.y, Dtype::f32, {args.x.dim(0), w.out});
   if (args.x.dim(0) == 0 || w.out == 0) return;
   if (w.format == WeightFormat::exl3) return linear_exl3(args);
+  if (is_quantised(w.format)) {
+    expect_quantised("linear", w);
+    return linear_quantised(args);
+  }
   expect_plain("linear", "w", w, w.out, w.in);
   dense(w, args.x.as<const float>(), args.x.stride[0], args.x.dim(0), args.y.as<float>(), args.y.stride[0], args.beta);
 }

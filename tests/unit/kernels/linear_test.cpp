@@ -123,7 +123,7 @@ TEST_CASE("linear refuses wrong shapes and formats it lacks") {
   Floats x(16), y(8);
   CHECK_THROWS_AS(ops->linear({.x = tensor(x, {2, 7}), .w = &w.w, .y = tensor(y, {2, 4})}), Error);
   CHECK_THROWS_AS(ops->linear({.x = tensor(x, {2, 8}), .w = &w.w, .y = tensor(y, {1, 4})}), Error);
-  w.w.format = WeightFormat::fp8_row;
+  w.w.format = WeightFormat::fp8_g128;
   try {
     ops->linear({.x = tensor(x, {2, 8}), .w = &w.w, .y = tensor(y, {2, 4})});
     FAIL("no error");

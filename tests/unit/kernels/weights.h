@@ -5,6 +5,7 @@
 
 #include "kernels/exl3.h"
 #include "kernels/half.h"
+#include "kernels/quantise.h"
 #include "tests/unit/kernels/cache_world.h"
 
 namespace glm53::test {
@@ -14,6 +15,7 @@ struct TestWeight {
   Weight w;
   Floats f32;
   std::vector<uint16_t> words, suh, svh;
+  std::vector<std::byte> codes, scales;
   Doubles dense;  ///< [out][in]
 
   TestWeight(WeightFormat format, int64_t out, int64_t in, Random& random, int bits = 4,
@@ -23,6 +25,8 @@ struct TestWeight {
     w.in = in;
     if (format == WeightFormat::exl3) {
       fill_exl3(random, bits, codebook);
+    } else if (is_quantised(format)) {
+      fill_quantised(random);
     } else {
       f32 = random.normals(out * in, 1.0f / std::sqrt(static_cast<float>(std::max<int64_t>(in, 1))));
       words.resize(f32.size());
@@ -41,6 +45,16 @@ struct TestWeight {
   TestWeight(TestWeight&&) = default;
 
  private:
+  void fill_quantised(Random& random) {
+    const Floats values = random.normals(w.out * w.in, 1.0f / std::sqrt(static_cast<float>(w.in)));
+    codes.resize(at(code_bytes(w.format, w.out, w.in)));
+    scales.resize(at(scale_bytes(w.format, w.out, w.in)));
+    quantise_rows(w.format, values.data(), w.out, w.in, codes.data(), scales.data());
+    w = quantised_weight(w.format, w.out, w.in, codes.data(), scales.data(), Place::host);
+    f32.resize(values.size());
+    for (int64_t o = 0; o < w.out; ++o) dequantise_row(w, o, f32.data() + o * w.in);
+    dense.assign(f32.begin(), f32.end());
+  }
   void fill_exl3(Random& random, int bits, Codebook codebook) {
     w.bits = bits;
     w.codebook = codebook;
