@@ -3,8 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include "common/config.h"
+#include "common/enrol.h"
 #include "common/file.h"
 #include "common/json.h"
+#include "common/process.h"
 #include "common/strings.h"
 
 namespace glm53::cli {
@@ -41,22 +43,53 @@ Code code_of_status(int status) {
   }
 }
 
+std::shared_ptr<const TlsClient> identity(const GlobalOptions& options) {
+  const std::string path = identity_path(options);
+  Credentials mine;
+  try {
+    mine = load_credentials(path);
+  } catch (const Error& e) {
+    if (e.code() != Code::not_found) throw;
+    throw Error(Code::denied, cat("there is no certificate for https at '", path, "'"),
+                "glm53ctl cluster login HEAD:PORT, with a token of glm53ctl cluster token --role operator");
+  }
+  TlsClientOptions tls;
+  tls.certificate = mine.certificate;
+  tls.key = mine.key;
+  tls.ca = mine.ca;
+  tls.server_role = "head";
+  return std::make_shared<TlsClient>(std::move(tls));
+}
+
 }  // namespace
+
+std::string identity_path(const GlobalOptions& options) {
+  if (!options.identity.empty()) return options.identity;
+  if (const auto base = environment("XDG_CONFIG_HOME"); base && !base->empty()) return *base + "/glm53/identity.pem";
+  if (const auto home = environment("HOME"); home && !home->empty()) return *home + "/.config/glm53/identity.pem";
+  throw Error(Code::usage, "HOME is not set", "name the file with --identity");
+}
 
 Target resolve_target(const GlobalOptions& options) {
   if (!options.url.empty() && !options.socket.empty()) {
     throw Error(Code::usage, "--url and --socket name two agents", "give one of them");
   }
   if (!options.url.empty()) {
+    if (options.url.starts_with("https://")) {
+      if (!options.token_file.empty())
+        throw Error(Code::usage, "--token-file belongs to http; over TLS a certificate says who you are",
+                    "glm53ctl cluster login");
+      return {options.url, {}, identity(options)};
+    }
     const std::string token = options.token_file.empty() ? std::string() : read_secret(options.token_file);
-    return {options.url, token};
+    return {options.url, token, nullptr};
   }
   if (!options.token_file.empty()) {
     throw Error(Code::usage, "--token-file belongs to --url; a unix socket asks for no token");
   }
-  if (!options.socket.empty()) return {cat("unix:", options.socket), {}};
-  if (!options.config.empty()) return {cat("unix:", socket_of(Config::load(options.config))), {}};
-  return {cat("unix:", kDefaultSocket), {}};
+  if (!options.socket.empty()) return {cat("unix:", options.socket), {}, nullptr};
+  if (!options.config.empty()) return {cat("unix:", socket_of(Config::load(options.config))), {}, nullptr};
+  return {cat("unix:", kDefaultSocket), {}, nullptr};
 }
 
 Code parse_code(std::string_view text) {
@@ -78,7 +111,8 @@ Error error_of_answer(int status, std::string_view body) {
   }
 }
 
-AdminClient::AdminClient(Target target) : target_(std::move(target)), http_(target_.endpoint, target_.token) {
+AdminClient::AdminClient(Target target)
+    : target_(std::move(target)), http_(target_.endpoint, target_.token, target_.tls) {
   http_.set_timeout(3s, 60s);
 }
 
@@ -94,6 +128,10 @@ Json AdminClient::post(std::string_view path, const Json& body) {
   return call("POST", path, dump(body));
 }
 
+Json AdminClient::remove(std::string_view path) {
+  return call("DELETE", path, {});
+}
+
 Json AdminClient::call(std::string_view method, std::string_view path, std::string_view body) {
   HttpAnswer answer;
   try {
@@ -107,7 +145,7 @@ Json AdminClient::call(std::string_view method, std::string_view path, std::stri
 
 void AdminClient::stream(std::string_view path, const std::function<bool(std::string_view)>& chunk,
                          std::chrono::milliseconds silence) {
-  HttpClient http(target_.endpoint, target_.token);
+  HttpClient http(target_.endpoint, target_.token, target_.tls);
   http.set_timeout(3s, silence);
   HttpAnswer answer;
   try {

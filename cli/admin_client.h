@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -15,16 +16,20 @@ namespace glm53::cli {
 
 /// Options that every command takes.
 struct GlobalOptions {
-  std::string socket{}, url{}, token_file{}, config{};
+  std::string socket{}, url{}, token_file{}, identity{}, config{};
   bool json = false;
 };
 
-/// Where an agent listens, and the token to show it ("" on a unix socket).
+/// Where an agent listens, and the token to show it ("" on a unix socket), or the certificate.
 struct Target {
-  std::string endpoint, token;
+  std::string endpoint{}, token{};
+  std::shared_ptr<const TlsClient> tls{};
 };
-/// --url (with --token-file), else --socket, else the socket of --config, else /run/glm53/agent.sock. Throws
-/// Error(usage) for contradictions and Error(config) for an unreadable file.
+/// Where `glm53ctl cluster login` keeps a person's key and certificate: --identity, else glm53/identity.pem in
+/// XDG_CONFIG_HOME or ~/.config. Throws Error(usage) without a home.
+std::string identity_path(const GlobalOptions& options);
+/// --url (https with --identity, http with --token-file), else --socket, else the socket of --config, else
+/// /run/glm53/agent.sock. Throws Error(usage) for contradictions and Error(config) for an unreadable file.
 Target resolve_target(const GlobalOptions& options);
 
 /// Code of its JSON name ("peer_lost"); internal when unknown.
@@ -40,6 +45,7 @@ class AdminClient {
   nlohmann::ordered_json get(std::string_view path);
   nlohmann::ordered_json put(std::string_view path, const nlohmann::ordered_json& body);
   nlohmann::ordered_json post(std::string_view path, const nlohmann::ordered_json& body);
+  nlohmann::ordered_json remove(std::string_view path);
   /// Streams a text or event body; `chunk` returns false to stop. Throws Error(stalled) when nothing comes for
   /// `silence`.
   void stream(std::string_view path, const std::function<bool(std::string_view)>& chunk,

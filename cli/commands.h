@@ -100,6 +100,26 @@ int run_sync(const GlobalOptions& global, const SyncOptions& options);
 /// Body of POST /sync. Throws Error(usage).
 nlohmann::ordered_json sync_order(const std::string& what);
 
+/// Who belongs to the cluster.
+struct TokenOptions {
+  std::string role = "node", name, expires = "1h";
+};
+struct JoinOptions {
+  std::string head;        ///< "address:port"
+  std::string token_file;  ///< "" = standard input
+};
+int run_cluster_init(const GlobalOptions& global);
+int run_cluster_token(const GlobalOptions& global, const TokenOptions& options);
+/// On a worker: its agent joins the head.
+int run_cluster_join(const GlobalOptions& global, const JoinOptions& options);
+/// A person joins; no agent here is asked.
+int run_cluster_login(const GlobalOptions& global, const JoinOptions& options);
+int run_cluster_show(const GlobalOptions& global);
+int run_node_list(const GlobalOptions& global);
+int run_node_remove(const GlobalOptions& global, const std::string& name);
+/// The table of members, from the answer of GET /cluster.
+std::string render_members(const nlohmann::ordered_json& cluster);
+
 /// What a message's code means, and what to do; all of them for "". Throws Error(usage).
 int run_explain(const std::string& code);
 

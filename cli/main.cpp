@@ -30,7 +30,9 @@ struct Options {
   DoctorOptions doctor;
   DownloadOptions download;
   SyncOptions sync;
-  std::string code;
+  std::string code, member;
+  TokenOptions token;
+  JoinOptions join, login;
   BenchOptions bench;
   std::string config_file;
 };
@@ -38,8 +40,9 @@ struct Options {
 void add_global(CLI::App& app, GlobalOptions& o) {
   app.add_option("--config", o.config, "Configuration file of the agent to talk to (finds its socket)");
   app.add_option("--socket", o.socket, "Unix socket of the agent (default /run/glm53/agent.sock)");
-  app.add_option("--url", o.url, "Agent over TCP, such as http://127.0.0.1:8890");
-  app.add_option("--token-file", o.token_file, "File with the admin token, for --url");
+  app.add_option("--url", o.url, "Agent over TCP, such as https://10.0.0.1:8890 or http://127.0.0.1:8890");
+  app.add_option("--identity", o.identity, "Key and certificate for https (default ~/.config/glm53/identity.pem)");
+  app.add_option("--token-file", o.token_file, "File with the admin token, for --url with http");
   app.add_flag("--json", o.json, "Print JSON");
 }
 
@@ -83,6 +86,42 @@ void add_bench(CLI::App& app, Options& options, std::function<int()>& chosen) {
   serve->callback([&] { chosen = [&] { return run_bench_serve(options.global, options.bench); }; });
 }
 
+void add_join(CLI::App& parent, const char* name, const char* what, JoinOptions& o, std::function<void()> chosen) {
+  CLI::App* join = parent.add_subcommand(name, what);
+  join->add_option("head", o.head, "ADDRESS:PORT of the head's admin API")->required();
+  join->add_option("--token", o.token_file, "File with the token (default: standard input)");
+  join->callback(std::move(chosen));
+}
+
+void add_cluster(CLI::App& app, Options& o, std::function<int()>& chosen) {
+  const auto join_node = [&] { chosen = [&] { return run_cluster_join(o.global, o.join); }; };
+  CLI::App* cluster = app.add_subcommand("cluster", "Who belongs to the cluster")->require_subcommand(1);
+  cluster->add_subcommand("init", "On the head: make the cluster's CA")->callback([&] {
+    chosen = [&] { return run_cluster_init(o.global); };
+  });
+  CLI::App* token = cluster->add_subcommand("token", "On the head: a token for one join");
+  token->add_option("--role", o.token.role, "node (default), operator or reader")
+      ->check(CLI::IsMember({"node", "operator", "reader"}));
+  token->add_option("--name", o.token.name, "Whose it is (a node's default: worker)");
+  token->add_option("--expires", o.token.expires, "Time until then (default 1h, 7 days at most)");
+  token->callback([&] { chosen = [&] { return run_cluster_token(o.global, o.token); }; });
+  add_join(*cluster, "join", "On the worker: join the head's cluster", o.join, join_node);
+  add_join(app, "join", "The same as cluster join", o.join, join_node);
+  add_join(*cluster, "login", "Become an operator or reader: fetch a certificate for https", o.login,
+           [&] { chosen = [&] { return run_cluster_login(o.global, o.login); }; });
+  cluster->add_subcommand("show", "The CA's fingerprint and the members")->callback([&] {
+    chosen = [&] { return run_cluster_show(o.global); };
+  });
+
+  CLI::App* node = app.add_subcommand("node", "Machines of the cluster")->require_subcommand(1);
+  node->add_subcommand("list", "Nodes and members")->callback([&] {
+    chosen = [&] { return run_node_list(o.global); };
+  });
+  CLI::App* remove = node->add_subcommand("remove", "Its certificate does not count any more");
+  remove->add_option("name", o.member, "Of the member")->required();
+  remove->callback([&] { chosen = [&] { return run_node_remove(o.global, o.member); }; });
+}
+
 void add_commands(CLI::App& app, Options& o, std::function<int()>& chosen) {
   add_start(app, "start", "Bring the cluster up and wait until it serves", o.start)->callback([&] {
     chosen = [&] { return run_start(o.global, o.start); };
@@ -124,6 +163,7 @@ void add_commands(CLI::App& app, Options& o, std::function<int()>& chosen) {
   doctor->callback([&] { chosen = [&] { return run_doctor(o.global, o.doctor); }; });
 
   add_bench(app, o, chosen);
+  add_cluster(app, o, chosen);
 
   CLI::App* download = app.add_subcommand("download", "Fetch a model into the Hugging Face cache; needs no agent");
   download->add_option("repo", o.download.repo, "ORGANISATION/NAME[@REVISION] (default: model.repo)");

@@ -62,7 +62,7 @@ void pass_on(const WorkerAddress& address, const std::string& path, bool follow,
   };
   while (!stopping && reply->connected()) {
     try {
-      HttpClient client(address.endpoint, address.token);
+      HttpClient client = address.connect();
       client.set_timeout(std::chrono::seconds(2), std::chrono::seconds(2));
       const HttpAnswer answer = client.stream("GET", target, "", [&](std::string_view chunk) {
         begin();

@@ -63,9 +63,7 @@ Wish parse_wish(const HttpRequest& request) {
     if (!fits) throw Error(Code::usage, "member 'drain_ms' must be an integer from 0 to 3600000");
     wish.drain_ms = it->get<int64_t>();
   }
-  const auto& peer = request.credentials;
-  wish.requested_by =
-      peer ? cat("uid ", static_cast<int64_t>(peer->uid), " pid ", static_cast<int64_t>(peer->pid)) : request.peer;
+  wish.requested_by = requester(request);
   return wish;
 }
 
@@ -133,9 +131,8 @@ AdminServer::AdminServer(AdminContext context) : context_(std::move(context)) {
   options.max_connections = 256;
   options.on_error = [](const HttpRequest&, const std::exception& e) { return error_response(e); };
   server_ = std::make_unique<HttpServer>(std::move(options));
-  server_->before([uid = ::geteuid(), token = context_.settings.admin_token](const HttpRequest& request) {
-    authenticate(request, uid, token);
-  });
+  server_->before([uid = ::geteuid(), token = context_.settings.admin_token, trust = context_.settings.trust](
+                      const HttpRequest& request) { authenticate(request, uid, token, trust.get()); });
   add_routes();
 }
 
@@ -146,7 +143,17 @@ AdminServer::~AdminServer() {
 void AdminServer::listen() {
   server_->listen_unix(context_.settings.admin_socket, 0660);
   bound_ = true;
-  if (const auto& at = context_.settings.admin_listen) port_ = server_->listen_tcp(at->host, at->port);
+  const auto& at = context_.settings.admin_listen;
+  if (!at) return;
+  if (!context_.settings.admin_tls) {
+    port_ = server_->listen_tcp(at->host, at->port);
+    return;
+  }
+  port_ = server_->listen_tls(at->host, at->port, [trust = context_.settings.trust] {
+    auto tls = trust->server();
+    if (!tls) throw Error(Code::unavailable, "E720 this node has no certificate yet", "glm53ctl cluster init or join");
+    return tls;
+  });
 }
 
 void AdminServer::start() {
@@ -226,6 +233,7 @@ void AdminServer::add_routes() {
   route("POST", "/node/actions",
         [this](const HttpRequest& request, const Reply& reply) { node_action(request, reply); });
   add_sync_routes();
+  add_cluster_routes();
 }
 
 void AdminServer::get_status(const Reply& reply) {
@@ -240,7 +248,12 @@ void AdminServer::get_status(const Reply& reply) {
   const bool running = view.generation && view.generation->ended_at == 0;
   const auto drift = context_.file.drift(running ? view.generation->config_json : view.config_json,
                                          parse_settings(view.wanted.settings_json));
-  send_json(reply, head_status(view, drift, warnings_of(view, drift, context_.database_moved_to), events));
+  auto warnings = warnings_of(view, drift, context_.database_moved_to);
+  if (context_.settings.trust) {
+    const auto more = trust_warnings(*context_.settings.trust, context_.settings.admin_tls, tls_now());
+    warnings.insert(warnings.end(), more.begin(), more.end());
+  }
+  send_json(reply, head_status(view, drift, warnings, events));
 }
 
 void AdminServer::get_node(const HttpRequest& request, const Reply& reply) {

@@ -50,6 +50,8 @@ class AdminServer {
   using Reply = std::shared_ptr<HttpReply>;
   void add_routes();
   void add_sync_routes();
+  void add_cluster_routes();
+  void join_head(const HttpRequest& request, const Reply& reply);
   void route(const char* method, const std::string& path, HttpHandler handler);
   void put_wanted(const HttpRequest& request, const Reply& reply);
   void get_operation(const HttpRequest& request, const Reply& reply);

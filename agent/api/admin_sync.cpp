@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/api/admin_server.h"
+#include "agent/api/auth.h"
 #include "agent/api/sync_service.h"
 #include "agent/hub/names.h"
 #include "common/error.h"
@@ -43,10 +44,7 @@ std::vector<HubModel> parse_order(const std::string& text) {
 void AdminServer::add_sync_routes() {
   route("POST", "/sync", [this](const HttpRequest& request, const Reply& reply) {
     if (context_.driver == nullptr) throw Error(Code::usage, "this node is a worker", "ask the head's agent");
-    const auto& peer = request.credentials;
-    const std::string by =
-        peer ? cat("uid ", static_cast<int64_t>(peer->uid), " pid ", static_cast<int64_t>(peer->pid)) : request.peer;
-    send(reply, {{"operation", context_.driver->copy_to_worker(parse_order(request.body), by)}}, 202);
+    send(reply, {{"operation", context_.driver->copy_to_worker(parse_order(request.body), requester(request))}}, 202);
   });
   const auto receiver = [this]() -> SyncService& {
     if (context_.sync == nullptr) throw Error(Code::usage, "this node is the head; it receives no copies");

@@ -37,6 +37,7 @@ void Agent::lock() {
 }
 
 void Agent::open() {
+  settings_.trust = std::make_shared<trust::Trust>(settings_.trust_dir, settings_.role == "head");
   db_ = state::Database::open(settings_.state_dir);
   processes_ = std::make_unique<state::Processes>(*db_);
   store_ = make_process_store(*processes_);

@@ -407,6 +407,11 @@ std::optional<WorkerAddress> Driver::worker() const {
   return link_ ? std::optional(link_->address()) : std::nullopt;
 }
 
+void Driver::reconnect_worker() {
+  const std::lock_guard lock(mutex_);
+  if (link_) link_->reconnect();
+}
+
 bool Driver::stop_everything(milliseconds limit) {
   {
     const std::lock_guard lock(mutex_);

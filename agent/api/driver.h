@@ -76,6 +76,8 @@ class Driver {
   state::Operations& operations() { return operations_; }
   uint64_t epoch() const { return epoch_; }
   std::optional<WorkerAddress> worker() const;
+  /// Members of the cluster changed: the worker has to show its certificate again.
+  void reconnect_worker();
   /// Stops everything without changing what is wanted (the agent ends). False when something was left after `limit`.
   bool stop_everything(std::chrono::milliseconds limit);
 

@@ -44,7 +44,7 @@ std::string refusal(const HttpAnswer& answer) {
 Asked ask_worker(const WorkerAddress& address, const PreflightRequest& request) {
   Asked asked;
   try {
-    HttpClient client(address.endpoint, address.token);
+    HttpClient client = address.connect();
     client.set_timeout(kConnect, kRead);
     const HttpAnswer answer = client.request("POST", "/admin/v1/node/preflight", to_json(request));
     asked.clock = wall_ms();

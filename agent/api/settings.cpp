@@ -46,15 +46,22 @@ std::string own_token(const Config& config) {
 void check_listen(const AgentSettings& settings, const Config& config) {
   if (!settings.admin_listen) return;
   const std::string& where = config.source("admin.listen");
+  if (settings.admin_tls) return;
   if (!is_loopback(settings.admin_listen->host)) {
-    throw Error(
-        Code::config, cat("admin.listen = \"", config.text("admin.listen"), "\" is no loopback address (", where, ")"),
-        "use an address of this machine only, such as 127.0.0.1:8890; other machines come through an SSH tunnel");
+    throw Error(Code::config,
+                cat("admin.listen = \"", config.text("admin.listen"), "\" is no loopback address (", where,
+                    "), and admin.tls is off (", config.source("admin.tls"), ")"),
+                "leave admin.tls at auto: other machines are answered over TLS only");
   }
   if (settings.admin_token.empty()) {
     throw Error(Code::config, cat("admin.listen is set without admin.token_file (", where, ")"),
                 "write a token to a file of mode 0600 and name it in admin.token_file");
   }
+}
+
+bool wants_tls(const Config& config, const std::string& host) {
+  const std::string& tls = config.text("admin.tls");
+  return tls == "on" || (tls == "auto" && !is_loopback(host));
 }
 
 int ranks_here(const Config& cluster, const std::string& node) {
@@ -91,6 +98,8 @@ AgentSettings agent_settings(const Config& config) {
   }
   s.admin_socket = config.text("admin.socket").empty() ? s.run_dir + "/agent.sock" : absolute(config, "admin.socket");
   if (!config.text("admin.listen").empty()) s.admin_listen = parse_host_port(config.text("admin.listen"));
+  s.admin_tls = s.admin_listen && wants_tls(config, s.admin_listen->host);
+  s.trust_dir = s.state_dir + "/tls";
   s.admin_token = own_token(config);
   check_listen(s, config);
   s.log_max_bytes = static_cast<uint64_t>(config.integer("log.max_bytes"));
@@ -157,15 +166,21 @@ std::optional<WorkerAddress> worker_address(const Config& file, const AgentSetti
   const std::string& admin = file.text("worker.admin");
   if (admin.empty()) return std::nullopt;
   const HostPort at = parse_host_port(admin);
-  if (!is_loopback(at.host)) {
+  const bool tls = wants_tls(file, at.host);
+  if (!tls && !is_loopback(at.host)) {
     // The token and everything else would go over the network as it is.
     throw Error(Code::config,
-                cat("worker.admin = \"", admin, "\" is no loopback address (", file.source("worker.admin"), ")"),
-                "carry the worker's admin API here by an SSH tunnel: ssh -N -L 8891:127.0.0.1:8890 worker");
+                cat("worker.admin = \"", admin, "\" is no loopback address (", file.source("worker.admin"),
+                    "), and admin.tls is off (", file.source("admin.tls"), ")"),
+                "leave admin.tls at auto: other machines are reached over TLS only");
   }
   WorkerAddress address;
-  address.endpoint =
-      cat("http://", at.host.find(':') == std::string::npos ? at.host : "[" + at.host + "]", ":", at.port);
+  address.endpoint = cat(tls ? "https://" : "http://",
+                         at.host.find(':') == std::string::npos ? at.host : "[" + at.host + "]", ":", at.port);
+  if (tls) {
+    address.trust = own.trust;
+    return address;
+  }
   address.token =
       file.text("worker.token_file").empty() ? own.admin_token : read_secret(absolute(file, "worker.token_file"));
   if (address.token.empty()) {
@@ -174,6 +189,12 @@ std::optional<WorkerAddress> worker_address(const Config& file, const AgentSetti
   }
   log::add_secret(address.token);
   return address;
+}
+
+HttpClient WorkerAddress::connect() const {
+  if (!endpoint.starts_with("https://")) return HttpClient(endpoint, token);
+  if (!trust) throw Error(Code::internal, "only a running agent speaks to the worker");
+  return HttpClient(endpoint, {}, trust->client("node"));
 }
 
 RankConfig rank_config(const Effective& effective, int rank, uint64_t generation) {

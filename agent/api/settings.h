@@ -2,12 +2,15 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "agent/reconcile/reconcile.h"
+#include "agent/trust/trust.h"
 #include "common/config.h"
+#include "common/http_client.h"
 #include "common/rank_contract.h"
 
 namespace glm53::agent {
@@ -20,14 +23,19 @@ struct AgentSettings {
   std::string hub_cache;  ///< of models that are named by repository
   std::string admin_socket;
   std::optional<HostPort> admin_listen;
-  std::string admin_token;  ///< secret
+  bool admin_tls = false;   ///< of admin_listen
+  std::string admin_token;  ///< secret; for connections without TLS
+  std::string trust_dir;    ///< certificates and members
+  /// Set by a running agent.
+  std::shared_ptr<trust::Trust> trust;
   uint64_t log_max_bytes = 64u << 20;
   int keep_generations = 5;
   std::string engine, rank_program;  ///< absolute paths
   int threads = 0;
   std::string log_level;
 };
-/// Throws Error(config): a TCP address that is not loopback, a missing token file, too long paths, an unreadable token.
+/// Throws Error(config): a TCP address that is not loopback without TLS, a missing token file, too long paths, an
+/// unreadable token.
 AgentSettings agent_settings(const Config& config);
 
 bool is_loopback(const std::string& host);
@@ -44,10 +52,14 @@ Effective restore_effective(const std::string& json);
 
 reconcile::Limits limits_of(const Config& config);
 
-/// How to reach the worker's agent; nullopt in a cluster of one node.
+/// How to reach the worker's agent.
 struct WorkerAddress {
-  std::string endpoint, token;  ///< token is secret
+  std::string endpoint, token;  ///< token is secret; empty with TLS
+  std::shared_ptr<const trust::Trust> trust;
+  /// A client of the worker's admin API. Throws Error(unavailable) E720 while this node has no certificate.
+  HttpClient connect() const;
 };
+/// nullopt in a cluster of one node.
 std::optional<WorkerAddress> worker_address(const Config& file, const AgentSettings& own);
 
 /// The head's part of a rank's configuration.

@@ -124,6 +124,24 @@ std::vector<Warning> warnings_of(const DriverView& v, const ConfigFile::Drift& d
   return w;
 }
 
+std::vector<Warning> trust_warnings(const trust::Trust& trust, bool needed, int64_t now) {
+  constexpr int64_t kSoon = 30 * int64_t{86'400};
+  std::vector<Warning> w;
+  const auto own = trust.own();
+  if (!own && needed) {
+    w.push_back({"no-certificate", "error", "E720 this node has no certificate yet: it answers no other machine",
+                 "glm53ctl cluster init"});
+  }
+  for (const trust::Member& m : trust.members()) {
+    if (m.removed || m.expires_at - now > kSoon) continue;
+    w.push_back({"certificate-expires", "warning",
+                 cat("W721 the certificate of ", m.role, " ", m.name,
+                     now > m.expires_at ? " expired at " : " expires at ", pki::time_text(m.expires_at)),
+                 cat("glm53ctl cluster token --role ", m.role, " --name ", m.name, ", and join again there")});
+  }
+  return w;
+}
+
 Json head_status(const DriverView& v, const ConfigFile::Drift& drift, const std::vector<Warning>& warnings,
                  const std::vector<state::EventRow>& events) {
   Json list = Json::array();

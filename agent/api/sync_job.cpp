@@ -41,7 +41,7 @@ sync::Range parse_range(const Json& j) {
 
 class HttpPeer final : public sync::Peer {
  public:
-  HttpPeer(const WorkerAddress& worker, uint64_t epoch) : client_(worker.endpoint, worker.token), epoch_(epoch) {
+  HttpPeer(const WorkerAddress& worker, uint64_t epoch) : client_(worker.connect()), epoch_(epoch) {
     client_.set_timeout(kConnect, kRead);
   }
   sync::Have open(const sync::Manifest& manifest) override {

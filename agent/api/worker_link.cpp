@@ -45,10 +45,20 @@ std::string error_text(const HttpAnswer& answer) {
 /// Keeps the client's header out of worker_link.h.
 class HttpClientHolder {
  public:
-  explicit HttpClientHolder(const WorkerAddress& address) : client(address.endpoint, address.token) {
-    client.set_timeout(kConnect, kRead);
+  explicit HttpClientHolder(const WorkerAddress& address) : address_(address) {}
+  /// Connected anew after forget(): certificates may be others by then. Throws Error(unavailable).
+  HttpAnswer request(std::string_view method, std::string_view path, std::string_view body = {}) {
+    if (!client_) {
+      client_ = std::make_unique<HttpClient>(address_.connect());
+      client_->set_timeout(kConnect, kRead);
+    }
+    return client_->request(method, path, body);
   }
-  HttpClient client;
+  void forget() { client_.reset(); }
+
+ private:
+  const WorkerAddress& address_;
+  std::unique_ptr<HttpClient> client_;
 };
 
 WorkerLink::WorkerLink(WorkerAddress address, uint64_t epoch, std::function<void()> on_change)
@@ -96,6 +106,11 @@ std::optional<WorkerLink::Result> WorkerLink::take_result() {
   return std::exchange(result_, std::nullopt);
 }
 
+void WorkerLink::reconnect() {
+  const std::lock_guard lock(mutex_);
+  reconnect_ = true;
+}
+
 void WorkerLink::set_lively(bool lively) {
   {
     const std::lock_guard lock(mutex_);
@@ -117,6 +132,7 @@ void WorkerLink::run() {
       if (stopping_) return;
       lively = lively_;
       command = command_;
+      if (std::exchange(reconnect_, false)) client.forget();
     }
     try {
       if (command) execute(client, *command);
@@ -135,7 +151,7 @@ void WorkerLink::run() {
 void WorkerLink::execute(HttpClientHolder& client, const NodeCommand& command) {
   Result result;
   try {
-    const HttpAnswer answer = client.client.request("POST", "/admin/v1/node/actions", to_json(command));
+    const HttpAnswer answer = client.request("POST", "/admin/v1/node/actions", to_json(command));
     if (answer.status != 200) result.error = cat("worker: ", error_text(answer));
   } catch (const Error& e) {
     result.error = cat("worker: ", e.line());
@@ -148,7 +164,7 @@ void WorkerLink::observe(HttpClientHolder& client) {
   std::optional<NodeReport> report;
   std::string error;
   try {
-    const HttpAnswer answer = client.client.request("GET", cat("/admin/v1/node?epoch=", epoch_));
+    const HttpAnswer answer = client.request("GET", cat("/admin/v1/node?epoch=", epoch_));
     if (answer.status == 200) {
       report = parse_report(answer.body);
     } else {
@@ -156,6 +172,7 @@ void WorkerLink::observe(HttpClientHolder& client) {
     }
   } catch (const Error& e) {
     error = e.what();
+    client.forget();
   }
   bool changed = false;
   {

@@ -44,6 +44,8 @@ class WorkerLink {
   std::optional<Result> take_result();
   /// Asks often (every 500 ms) while something happens or ranks run, else every 3 s.
   void set_lively(bool lively);
+  /// The next call makes a new connection: the worker's certificate is judged again.
+  void reconnect();
   const WorkerAddress& address() const { return address_; }
 
  private:
@@ -64,7 +66,7 @@ class WorkerLink {
   std::string error_;
   std::optional<NodeCommand> command_;
   std::optional<Result> result_;
-  bool lively_ = true, stopping_ = false;
+  bool lively_ = true, stopping_ = false, reconnect_ = false;
   std::thread thread_;
 };
 

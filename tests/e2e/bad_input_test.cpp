@@ -46,11 +46,11 @@ TEST_CASE("wrong types and values are refused") {
   }
 }
 
-TEST_CASE("an admin address beyond loopback and a token others can read are refused") {
+TEST_CASE("without TLS an admin address beyond loopback, and a token others can read are refused") {
   const TempDir dir;
   write_file(dir.path() + "/token", "xyzzy-42", 0600);
   const std::string token = cat("admin.token_file = \"", dir.path(), "/token\"\n");
-  CHECK(refused_agent(dir, cat("admin.listen = \"0.0.0.0:0\"\n", token)).code == kBadConfig);
+  CHECK(refused_agent(dir, cat("admin.listen = \"0.0.0.0:0\"\nadmin.tls = \"off\"\n", token)).code == kBadConfig);
   CHECK(refused_agent(dir, "admin.listen = \"127.0.0.1:18890\"\n").code == kBadConfig);
   REQUIRE(::chmod((dir.path() + "/token").c_str(), 0644) == 0);
   const auto result = refused_agent(dir, cat("admin.listen = \"127.0.0.1:18890\"\n", token));

@@ -1,5 +1,7 @@
 // Head and worker in this process, with real children: starts, deaths in every phase, restarts of the agents
 // themselves, stop.
+#include "tests/unit/agent/cluster.h"
+
 #include <fstream>
 #include <signal.h>
 
@@ -14,7 +16,6 @@
 #include "common/socket.h"
 #include "common/strings.h"
 #include "tests/temp_dir.h"
-#include "tests/unit/agent/eventually.h"
 #include "tests/unit/hub/fake_hub.h"
 
 using namespace glm53;
@@ -22,129 +23,10 @@ using namespace glm53::agent;
 using namespace std::chrono_literals;
 using test::eventually;
 using test::FakeHub;
+using test::kRunning;
+using test::one_tensor;
+using test::TestCluster;
 using Json = nlohmann::ordered_json;
-
-namespace {
-
-uint16_t free_port() {
-  const UniqueFd fd = listen_tcp("127.0.0.1", 0);
-  return local_port(fd.get());
-}
-
-/// A safetensors file of one tensor.
-std::string one_tensor(size_t bytes, const std::string& seed) {
-  const std::string header = cat(R"({"t":{"dtype":"U8","shape":[)", bytes, R"(],"data_offsets":[0,)", bytes, "]}}");
-  std::string out;
-  for (int shift = 0; shift < 64; shift += 8) out += static_cast<char>(header.size() >> shift & 0xff);
-  return out + header + seed + std::string(bytes - seed.size(), 'w');
-}
-
-class TestCluster {
- public:
-  explicit TestCluster(bool with_worker = true, const std::string& more = "", const std::string& more_worker = "")
-      : with_worker_(with_worker) {
-    make_dirs(dir_ / "model");
-    write_file(dir_ / "token", "the-token-of-the-tests\n", 0600);
-    const uint16_t port = free_port();
-    const std::string common = cat("[engine]\npath = \"", GLM53_BINARY_DIR, "/tests/glm53-test-child\"\nrank_path = \"",
-                                   GLM53_BINARY_DIR, "/tests/glm53-test-child\"\nbackend = \"cpu\"\n");
-    const auto paths = [&](const std::string& node) {
-      return cat("[paths]\nstate = \"", node, "/state\"\nrun = \"", node, "/run\"\nlogs = \"", node, "/logs\"\n");
-    };
-    const std::string token = "token_file = \"token\"\n";
-    write_file(
-        dir_ / "head.toml",
-        cat("[node]\nrole = \"head\"\n", paths("head"), "[admin]\n", token, common, "[model]\npath = \"model\"\n",
-            "[topology]\nranks = [", with_worker ? "\"head:0\", \"worker:0\"" : "\"head:0\"", "]\n",
-            with_worker ? cat("[worker]\nadmin = \"127.0.0.1:", port, "\"\n") : std::string(),
-            // Ports of its own: the checks before a start look at them, and other clusters may run on this machine.
-            "[api]\nport = ", free_port(), "\n[ranks]\nport = ", free_port(),
-            "\nstop_grace = \"3s\"\norphan_timeout = \"2s\"\nwatchdog = \"20s\"\n", more));
-    write_file(dir_ / "worker.toml", cat("[node]\nrole = \"worker\"\n", paths("worker"),
-                                         "[admin]\nlisten = \"127.0.0.1:", port, "\"\n", token, common, more_worker));
-    if (with_worker) start_worker();
-    start_head();
-  }
-  ~TestCluster() {
-    try {
-      if (!head_) start_head();
-      put({{"state", "stopped"}, {"drain_ms", 0}, {"preempt", true}});
-      CHECK(reaches("down"));
-    } catch (const std::exception& e) {
-      FAIL_CHECK(e.what());
-    }
-    head_.reset();
-    if (worker_) worker_->stop(true);
-  }
-
-  static std::unique_ptr<Agent> launch(const std::string& config) {
-    auto agent = std::make_unique<Agent>(config);
-    agent->lock();
-    agent->open();
-    agent->start();
-    return agent;
-  }
-  void start_head() { head_ = launch(dir_ / "head.toml"); }
-  void start_worker() { worker_ = launch(dir_ / "worker.toml"); }
-  void end_head() { head_.reset(); }
-  void end_worker() { worker_.reset(); }
-  Agent& worker() { return *worker_; }
-
-  HttpAnswer ask(const std::string& method, const std::string& path, const std::string& body = "",
-                 bool worker = false) {
-    HttpClient client("unix:" + (dir_ / (worker ? "worker/run/agent.sock" : "head/run/agent.sock")));
-    client.set_timeout(5s, 30s);
-    return client.request(method, "/admin/v1" + path, body);
-  }
-  Json get(const std::string& path, bool worker = false) {
-    const HttpAnswer answer = ask("GET", path, "", worker);
-    INFO(answer.body);
-    REQUIRE(answer.status == 200);
-    return parse_json(answer.body);
-  }
-  Json put(const Json& wanted, int status = 0) {
-    const HttpAnswer answer = ask("PUT", "/wanted", dump(wanted));
-    if (status != 0) CHECK(answer.status == status);
-    return parse_json(answer.body);
-  }
-  std::string state() { return get("/status")["cluster"]["state"].get<std::string>(); }
-  uint64_t generation() { return get("/status")["cluster"]["generation"].get<uint64_t>(); }
-  bool reaches(const std::string& wanted) {
-    return eventually([&] { return state() == wanted; });
-  }
-  /// Process of the newest generation.
-  Json process(const std::string& name) {
-    Json found;
-    const Json status = get("/status");
-    for (const Json& node : status["nodes"]) {
-      for (const Json& p : node["processes"]) {
-        if (p["name"] == name) found = p;
-      }
-    }
-    return found;
-  }
-  /// The process id that status names, 0 while the process is not running.
-  pid_t pid(const std::string& name) {
-    const Json one = process(name)["pid"];
-    return one.is_number() ? one.get<pid_t>() : 0;
-  }
-  /// Kills it once its id is known; 0 would be our own process group.
-  bool kill(const std::string& name) {
-    pid_t found = 0;
-    return eventually([&] { return (found = pid(name)) > 0; }) && ::kill(found, SIGKILL) == 0;
-  }
-  void request(const std::string& what, const std::string& act) { write_file(dir_ / ("model/" + what), act); }
-  const test::TempDir& dir() const { return dir_; }
-
- private:
-  test::TempDir dir_;
-  bool with_worker_;
-  std::unique_ptr<Agent> head_, worker_;
-};
-
-const Json kRunning{{"state", "running"}};
-
-}  // namespace
 
 TEST_CASE("start, status, stop") {
   TestCluster c;
@@ -251,7 +133,16 @@ TEST_CASE("sync copies a model to the worker, whatever is wanted") {
   hub.add("org/model", "config.json", "{}", false);
   hub.add("org/model", "tokenizer.json", "{}", false);
   hub.add("org/model", "model.safetensors", one_tensor(3'000'000, "x"), true);
-  TestCluster c;
+  bool tls = false;
+  SUBCASE("with a token, on loopback") {}
+  SUBCASE("over TLS") {
+    tls = true;
+  }
+  TestCluster c(true, "", "", tls ? "tls = \"on\"\n" : "");
+  if (tls) {
+    REQUIRE(c.ask("POST", "/cluster/init").status == 200);
+    REQUIRE(c.enter(c.token("node", "worker")).status == 200);
+  }
   REQUIRE(eventually([&] { return c.get("/status")["nodes"][1]["reachable"] == true; }));
   const std::string order = dump({{"repo", "org/model"}, {"revision", FakeHub::commit()}});
   const auto post = [&](const std::string& body, bool worker = false) { return c.ask("POST", "/sync", body, worker); };

@@ -45,27 +45,27 @@ Config head_config(const test::TempDir& dir, const std::string& more = "") {
 
 TEST_CASE("authenticate") {
   const std::string token = "0123456789abcdef";
-  CHECK_NOTHROW(authenticate(over_unix(0), 1000, token));
-  CHECK_NOTHROW(authenticate(over_unix(1000), 1000, token));
-  CHECK_THROWS_AS(authenticate(over_unix(1001), 1000, token), Error);
-  CHECK_NOTHROW(authenticate(over_tcp("Bearer " + token), 1000, token));
+  CHECK_NOTHROW(authenticate(over_unix(0), 1000, token, nullptr));
+  CHECK_NOTHROW(authenticate(over_unix(1000), 1000, token, nullptr));
+  CHECK_THROWS_AS(authenticate(over_unix(1001), 1000, token, nullptr), Error);
+  CHECK_NOTHROW(authenticate(over_tcp("Bearer " + token), 1000, token, nullptr));
   for (const char* wrong : {"", "Bearer", "Bearer ", "Bearer 0123456789abcdeF", "Bearer 0123456789abcde",
                             "Basic 0123456789abcdef", "0123456789abcdef", "Bearer 0123456789abcdef0"}) {
     CAPTURE(wrong);
-    CHECK_THROWS_AS(authenticate(over_tcp(wrong), 1000, token), Error);
+    CHECK_THROWS_AS(authenticate(over_tcp(wrong), 1000, token, nullptr), Error);
     try {
-      authenticate(over_tcp(wrong), 1000, token);
+      authenticate(over_tcp(wrong), 1000, token, nullptr);
     } catch (const Error& e) {
       CHECK(log::redact(e.what()) == e.what());  // the reason itself must not look like a secret
     }
   }
-  CHECK_THROWS_AS(authenticate(over_tcp("Bearer "), 1000, ""), Error);
+  CHECK_THROWS_AS(authenticate(over_tcp("Bearer "), 1000, "", nullptr), Error);
   HttpRequest page = over_tcp("Bearer " + token);
   page.headers.emplace_back("Origin", "http://evil.example");
-  CHECK_THROWS_AS(authenticate(page, 1000, token), Error);
+  CHECK_THROWS_AS(authenticate(page, 1000, token, nullptr), Error);
 }
 
-TEST_CASE("only loopback addresses, only with a token") {
+TEST_CASE("without TLS only loopback addresses, only with a token") {
   CHECK(is_loopback("127.0.0.1"));
   CHECK(is_loopback("127.8.9.1"));
   CHECK(is_loopback("::1"));
@@ -76,8 +76,12 @@ TEST_CASE("only loopback addresses, only with a token") {
   const std::string token = cat("token_file = \"", dir / "token", "\"\n");
   CHECK_NOTHROW(agent_settings(head_config(dir)));
   CHECK_NOTHROW(agent_settings(head_config(dir, "[admin]\nlisten = \"127.0.0.1:1\"\n" + token)));
-  CHECK_THROWS_WITH_AS(agent_settings(head_config(dir, "[admin]\nlisten = \"0.0.0.0:1\"\n" + token)),
+  CHECK_THROWS_WITH_AS(agent_settings(head_config(dir, "[admin]\ntls = \"off\"\nlisten = \"0.0.0.0:1\"\n" + token)),
                        doctest::Contains("loopback"), Error);
+  // Other addresses are answered over TLS, where certificates take the place of the token.
+  CHECK(agent_settings(head_config(dir, "[admin]\nlisten = \"0.0.0.0:1\"\n")).admin_tls);
+  CHECK(agent_settings(head_config(dir, "[admin]\ntls = \"on\"\nlisten = \"127.0.0.1:1\"\n")).admin_tls);
+  CHECK_FALSE(agent_settings(head_config(dir, "[admin]\nlisten = \"127.0.0.1:1\"\n" + token)).admin_tls);
   CHECK_THROWS_WITH_AS(agent_settings(head_config(dir, "[admin]\nlisten = \"127.0.0.1:1\"\n")),
                        doctest::Contains("token_file"), Error);
   REQUIRE(::chmod((dir / "token").c_str(), 0644) == 0);
@@ -103,12 +107,17 @@ TEST_CASE("the effective configuration") {
   CHECK_THROWS_AS(make_effective(file, {{"topology.ranks", "head:0,moon:0"}}), Error);
 }
 
-TEST_CASE("the token and commands for a worker leave this machine through a tunnel only") {
+TEST_CASE("commands for a worker leave this machine over TLS or through a tunnel only") {
   const test::TempDir dir;
   write_file(dir / "token", "a-token-of-the-tests\n", 0600);
   for (const char* admin : {"10.0.0.2:8890", "192.168.1.5:1", "[2001:db8::1]:8890", "worker:8890"}) {
-    const Config file = head_config(dir, cat("[worker]\nadmin = \"", std::string_view(admin), "\"\n"));
+    const Config file =
+        head_config(dir, cat("[admin]\ntls = \"off\"\n[worker]\nadmin = \"", std::string_view(admin), "\"\n"));
     CHECK_THROWS_WITH_AS(worker_address(file, agent_settings(file)), doctest::Contains("no loopback address"), Error);
+    const Config tls = head_config(dir, cat("[worker]\nadmin = \"", std::string_view(admin), "\"\n"));
+    const auto address = worker_address(tls, agent_settings(tls));
+    CHECK(address->endpoint == cat("https://", std::string_view(admin)));
+    CHECK(address->token.empty());
   }
   const Config file =
       head_config(dir, "[worker]\nadmin = \"127.0.0.1:8891\"\ntoken_file = \"" + (dir / "token") + "\"\n");
