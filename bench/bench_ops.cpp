@@ -209,6 +209,7 @@ int run(int argc, char** argv) {
   bench_linear(bench);
   bench_moe(bench);
   bench_step_ops(bench);
+  bench_sampling(bench);
   if (!options.json.empty()) {
     std::ofstream file(options.json);
     write_json(bench, file);

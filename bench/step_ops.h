@@ -6,5 +6,7 @@
 namespace glm53 {
 
 void bench_step_ops(Bench& bench);
+/// Of rows of logits.
+void bench_sampling(Bench& bench);
 
 }  // namespace glm53

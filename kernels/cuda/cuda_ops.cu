@@ -256,19 +256,5 @@ Rows CudaOps::rows(std::string_view op, const Batch& batch, int64_t capacity) {
   return rows_of(op, staged(batch), capacity);
 }
 
-void CudaOps::sample(const SampleArgs& args) {
-  expect_that(!capturing_, "sample", "cannot be captured");
-  expect_that(args.logits.rank == 2 && args.logits.dtype == Dtype::f32, "sample", "logits must be f32 [L][vocab]");
-  const auto rows = static_cast<int64_t>(args.rows.size());
-  expect_that(rows <= args.logits.dim(0), "sample", "more rows than logits");
-  if (rows == 0) return;
-  const Tensor wanted = args.logits.rows(0, rows);
-  if (host_logits_.bytes() < wanted.bytes()) host_logits_ = allocate(wanted.bytes(), Place::pinned);
-  const Tensor here = host_logits_.view(Dtype::f32, {rows, args.logits.dim(1)});
-  copy(here, wanted);
-  synchronize();
-  host_->sample({.logits = here, .text_vocab = args.text_vocab, .rows = args.rows, .out = args.out});
-}
-
 }  // namespace cuda
 }  // namespace glm53

@@ -15,7 +15,7 @@ namespace glm53::cuda {
 struct Select;
 
 /// Shared scratch; each belongs to one purpose at a time.
-enum class Area : uint8_t { mix, logits, rotated, gate, up, pairs, order, scores, attention, batch, count };
+enum class Area : uint8_t { mix, logits, rotated, gate, up, pairs, order, scores, attention, batch, sampling, count };
 
 class CudaOps final : public Ops {
  public:
@@ -84,6 +84,7 @@ class CudaOps final : public Ops {
   /// Row views of a batch; arrays in plain host memory are first copied to the device, in stream order.
   Rows rows(std::string_view op, const Batch& batch, int64_t capacity);
   Batch staged(const Batch& batch);
+  void sample_on_host(const SampleArgs& args, int64_t row);
   /// y = W x (+ beta y) for a plain weight; rows of the window or of the chunk family.
   void dense(Plain w, int64_t out, int64_t in, Matrix x, Matrix y, float beta, bool window);
   /// The same through tensor cores, for few and for many rows of bf16 that is aligned; false where it is not and
@@ -139,8 +140,8 @@ class CudaOps final : public Ops {
   std::map<const void*, ExpertTable> experts_;
   std::vector<Ticket> tickets_;
   uint64_t last_ticket_ = 0;
-  std::unique_ptr<Ops> host_;  ///< samples on the host
-  Buffer host_logits_;
+  std::unique_ptr<Ops> host_;           ///< samples the rows that the device leaves to it
+  Buffer host_logits_, sample_buffer_;  ///< pinned
 };
 
 }  // namespace glm53::cuda
