@@ -117,7 +117,7 @@ Workspace plan_workspace(const ModelConfig& config, const ShardPlan& shard, cons
   return w;
 }
 
-Workspace plan_held(const Workspace& shared, const ModelConfig& config, const ShardPlan& shard,
+Workspace plan_held(const WorkspaceTensors& shared, const ModelConfig& config, const ShardPlan& shard,
                     const ModelLimits& limits, Ops& ops) {
   const Sizes sizes{config, shard, limits, ops.activation()};
   Workspace w;

@@ -47,7 +47,7 @@ struct Workspace : WorkspaceTensors {
 Workspace plan_workspace(const ModelConfig& config, const ShardPlan& shard, const ModelLimits& limits, Ops& ops);
 /// A second one for rows that stop between two layers while others pass: what goes from layer to layer (streams, post,
 /// comb, u, selected) is its own, everything else is `shared`'s.
-Workspace plan_held(const Workspace& shared, const ModelConfig& config, const ShardPlan& shard,
+Workspace plan_held(const WorkspaceTensors& shared, const ModelConfig& config, const ShardPlan& shard,
                     const ModelLimits& limits, Ops& ops);
 
 /// Extra outputs that only golden tests ask for.
