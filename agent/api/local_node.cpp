@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "agent/preflight/nccl_environment.h"
 #include "common/error.h"
 #include "common/json.h"
 #include "common/process.h"
@@ -174,6 +175,14 @@ void LocalNode::run(const NodeCommand& command) {
   }
 }
 
+namespace {
+
+std::map<std::string, std::string> fabric_environment(const std::string& address) {
+  return preflight::nccl_environment(preflight::FileRoot(), preflight::this_machine()->addresses(), address);
+}
+
+}  // namespace
+
 void LocalNode::start_rank(const NodeCommand& command) {
   RankConfig config = localize(parse_rank_config(command.config), settings_);
   if (config.rank != command.rank || config.generation != command.generation) {
@@ -189,8 +198,10 @@ void LocalNode::start_rank(const NodeCommand& command) {
   spec.name = process;
   spec.generation = config.generation;
   spec.argv = {settings_.rank_program, "rank", "--config-fd", "3"};
-  spec.env =
-      child_environment(Config::from_json(parse_json(config.config_json), "rank").text("engine.backend") != "cpu");
+  const bool gpu = Config::from_json(parse_json(config.config_json), "rank").text("engine.backend") != "cpu";
+  spec.env = child_environment(gpu);
+  // What the operator set in the agent's environment goes before.
+  if (gpu) spec.env.merge(fabric_environment(config.bind_address));
   spec.admin_socket = config.admin_socket;
   spec.config_hash = config.config_hash;
   spec.config = glm53::to_json(config);

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "agent/preflight/nccl_environment.h"
 #include "tests/unit/preflight/world.h"
 
 using namespace glm53::preflight;
@@ -86,4 +87,26 @@ TEST_CASE("rails are pairs in one subnet, each end once") {
   REQUIRE(rails.size() == 1);
   there[0].prefix = 16;
   CHECK(match_rails(rail_ends(h.root, here), rail_ends(k.root, there)).empty());
+}
+
+TEST_CASE("NCCL is told the interface, the device and the GID of the fabric address") {
+  World w;
+  w.gb10();
+  const std::vector<InterfaceAddress> here{
+      {"lo", 0x7f000001, 8}, {"wlan0", 0xc0a80105, 24}, {"enp1s0f0np0", kHead, 24}};
+  auto env = nccl_environment(w.root, here, "10.0.0.1");
+  CHECK(env["NCCL_SOCKET_IFNAME"] == "=enp1s0f0np0");
+  CHECK(env["GLOO_SOCKET_IFNAME"] == "enp1s0f0np0");
+  CHECK(env["NCCL_NET"] == "IB");
+  CHECK(env["NCCL_IB_HCA"] == "=rocep1s0f0");
+  CHECK(env["NCCL_IB_GID_INDEX"] == "3");
+  // An address without RDMA, and one that nobody has.
+  env = nccl_environment(w.root, here, "192.168.1.5");
+  CHECK(env["NCCL_SOCKET_IFNAME"] == "=wlan0");
+  CHECK(env["NCCL_NET"] == "Socket");
+  CHECK(env["NCCL_IB_DISABLE"] == "1");
+  CHECK(env.count("NCCL_IB_HCA") == 0);
+  CHECK(nccl_environment(w.root, here, "127.0.0.1")["NCCL_SOCKET_IFNAME"] == "=lo");
+  CHECK(nccl_environment(w.root, here, "10.9.9.9").empty());
+  CHECK(nccl_environment(w.root, here, "head.example").empty());
 }
