@@ -190,6 +190,13 @@ constexpr std::array kKeys{
         "prompt; idle: it is read again ahead of time, while nothing else is to do; always: it is found as it was "
         "generated, whose rounding is not that of a prompt.",
         0, 0, "never|idle|always"},
+    ConfigKey{"cache.spill_memory_bytes", bytes, kCluster, "0", "bytes",
+              "Host memory of each rank for what the prefix cache evicts; 0: none.", 0, 1e15},
+    ConfigKey{"cache.spill_disk_bytes", bytes, kCluster, "0", "bytes",
+              "Disk space of each rank for what the prefix cache evicts; found again after a restart. 0: none.", 0,
+              1e15},
+    ConfigKey{"cache.spill_path", text, kCluster, "/var/lib/glm53/spill", "",
+              "Folder for it on each machine, on a fast local disk; each rank has a folder of its own in it."},
 
     ConfigKey{"api.bind", text, kCluster, "127.0.0.1", "",
               "Address of the OpenAI-compatible API. Set api.key_file before opening it to a network."},

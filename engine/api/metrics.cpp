@@ -123,6 +123,13 @@ struct Metrics::Impl {
   RankCounter snapshots_evicted{counter("glm53_prefix_cache_snapshots_evicted_total", "Snapshots given up.")};
   RankCounter blocks_evicted{counter("glm53_prefix_cache_blocks_evicted_total", "Blocks given up.")};
   RankCounter preemptions{counter("glm53_num_preemptions_total", "Running requests put back to wait.")};
+  Gauge& spill_memory = gauge("glm53_spill_memory_bytes", "Evicted cache of rank 0 that is kept in host memory.");
+  Gauge& spill_disk = gauge("glm53_spill_disk_bytes", "Evicted cache of rank 0 that is kept on disk.");
+  Gauge& spill_disk_ok = gauge("glm53_spill_disk_ok", "1 while evicted cache is written to disk.");
+  RankCounter spilled{counter("glm53_spilled_total", "Evicted blocks and snapshots copied to the spill tier.")};
+  RankCounter spill_dropped{counter("glm53_spill_dropped_total", "Of these, not taken: its queue was full.")};
+  RankCounter restores{counter("glm53_restores_total", "Prompts whose beginning came back from the spill tier.")};
+  RankCounter restores_failed{counter("glm53_restores_failed_total", "Prompts for which that failed.")};
   Counter& ignored = counter("glm53_ignored_members_total", "Unknown members of requests.");
   Histogram& ttft = histogram("glm53_time_to_first_token_seconds", "From request to first token.", kFirstToken);
   Histogram& itl = histogram("glm53_inter_token_latency_seconds", "Between tokens.", kBetweenTokens);
@@ -210,6 +217,9 @@ std::string Metrics::text(const EngineStatus& s, size_t connections) {
   impl_->blocks_cached.Set(as_double(s.stats.blocks_cached));
   impl_->snapshots.Set(as_double(s.stats.snaps_used));
   impl_->snapshots_total.Set(as_double(s.stats.snaps_total));
+  impl_->spill_memory.Set(as_double(s.stats.spill_memory_bytes));
+  impl_->spill_disk.Set(as_double(s.stats.spill_disk_bytes));
+  impl_->spill_disk_ok.Set(s.stats.spill_disk_ok ? 1 : 0);
   {
     const std::scoped_lock lock(impl_->follow_mutex);
     impl_->prefix_queries.follow(s.stats.prefix_queries);
@@ -218,6 +228,10 @@ std::string Metrics::text(const EngineStatus& s, size_t connections) {
     impl_->snapshots_evicted.follow(s.stats.snaps_evicted);
     impl_->blocks_evicted.follow(s.stats.blocks_evicted);
     impl_->preemptions.follow(s.stats.preemptions);
+    impl_->spilled.follow(s.stats.spilled);
+    impl_->spill_dropped.follow(s.stats.spill_dropped);
+    impl_->restores.follow(s.stats.restores);
+    impl_->restores_failed.follow(s.stats.restores_failed);
   }
   impl_->slots_used.Set(as_double(s.stats.slots_used));
   impl_->generation.Set(as_double(s.generation));

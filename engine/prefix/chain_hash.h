@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/prefix/chain.h"
 #include "engine/prefix/prefix_tree.h"
 
 namespace glm53::prefix {
@@ -18,9 +19,6 @@ struct CacheIdentity {
   std::string kv_format;
   int32_t kpool = 0, topk = 0;
 };
-
-/// 128 bits of SHA-256.
-using ChainHash = std::array<uint8_t, 16>;
 
 /// H_0 of a root.
 ChainHash chain_root(const CacheIdentity& identity, std::string_view salt);

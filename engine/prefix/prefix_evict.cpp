@@ -90,10 +90,12 @@ void Index::remove(Node& node) {
 
 void Index::evict(Node& node, Freed& freed) {
   for (const Snapshot& s : node.snaps) {
+    name_snapshot(node, s, freed);
     snaps_.erase(s.id);
     freed.snaps.push_back(s.id);
     ++counters_.snaps_evicted;
   }
+  name_block(node, freed);
   freed.blocks.push_back(node.block);
   ++counters_.blocks_evicted;
   Root& root = *node.root;
@@ -170,7 +172,10 @@ Freed Index::evict_snapshots(size_t want, Time now) {
   while (freed.snaps.size() < want) {
     const SnapId id = victim(now).first;
     if (id == SnapId::none) break;
-    erase_snapshot(*snaps_.at(id), id);
+    Node& node = *snaps_.at(id);
+    for (const Snapshot& s : node.snaps)
+      if (s.id == id) name_snapshot(node, s, freed);
+    erase_snapshot(node, id);
     freed.snaps.push_back(id);
     ++counters_.snaps_evicted;
   }
@@ -206,6 +211,7 @@ Freed Index::clear() {
     retired_.push_back(std::move(root));
   }
   roots_.clear();
+  freed.evicted.clear();  // it is to be forgotten
   return freed;
 }
 

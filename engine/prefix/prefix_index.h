@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/prefix/chain_hash.h"
 #include "engine/prefix/prefix_tree.h"
 #include "engine/prefix/snapshot_plan.h"
 
@@ -25,12 +26,25 @@ struct Options {
   bool share_output = false;  ///< generated rows are for everybody, as if they were a prompt's
   Time half_life = kHalfLife;
   int32_t interval = 8192;  ///< of interval snapshots, for their thinning; 0 = no thinning
+  /// Set: what is evicted for want of room gets its name (Freed::evicted), so that it can be kept elsewhere.
+  std::optional<CacheIdentity> identity{};
+};
+
+/// Something that everybody could have used, evicted for want of room: a whole block, or a snapshot at a block's end.
+struct Evicted {
+  BlockId block = BlockId::null;  ///< null: it is a snapshot
+  SnapId snap = SnapId::none;
+  SnapClass cls = SnapClass::interval;
+  int32_t position = 0;                        ///< tokens of the prefix
+  ChainHash name{};                            ///< of the prefix
+  std::array<int32_t, kBlockTokens> tokens{};  ///< its last ones
 };
 
 /// Ids that the index gives back; nobody uses them any more.
 struct Freed {
   std::vector<BlockId> blocks;
   std::vector<SnapId> snaps;
+  std::vector<Evicted> evicted;  ///< of these, what is worth to be kept elsewhere: nobody has written there yet
 };
 
 struct Hit {
@@ -85,6 +99,9 @@ class Index {
   /// The deepest position to start from, at most `max_hit` and at most one less than the number of tokens, and a lease
   /// that holds what it needs. Blocks, the block to copy and the snapshot stay where they are until settle().
   Hit lookup(std::string_view salt, const Prefix& prefix, Time now, int32_t max_hit = INT32_MAX);
+  /// The whole blocks at the front of the prefix that everybody may use, and a lease on them, snapshots or not.
+  /// `position`: where lookup() would start; there is nothing to restore or settle. Counts as no lookup.
+  Hit hold_path(std::string_view salt, const Prefix& prefix);
   /// A lease without a look: for requests that must not read the cache.
   LeaseId open(std::string_view salt);
   /// The step that restored the snapshot and copied the block has finished (or will never run). Gives back what a
@@ -179,6 +196,10 @@ class Index {
   void erase_snapshot(Node& node, SnapId id);
   void remove(Node& node);
   void evict(Node& node, Freed& freed);
+  const ChainHash& chain_of(Node& node) const;
+  bool nameable(const Node& node) const;
+  void name_snapshot(Node& node, const Snapshot& snapshot, Freed& freed) const;
+  void name_block(Node& node, Freed& freed) const;
   void prune(Node* node, Freed& freed);
   void drop_if_unused(Root& root);
   static int32_t shallower(const Node& node, int offset, bool passed_too);

@@ -4,11 +4,13 @@
 #include <array>
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "engine/prefix/chain.h"
 #include "engine/prefix/snapshot_plan.h"
 #include "kernels/batch.h"
 
@@ -90,9 +92,11 @@ struct Node {
   BlockId block = BlockId::null;
   std::vector<Snapshot> snaps;  ///< by offset
   std::set<Node*, NodeLess> children;
-  std::vector<Node*> loose;  ///< children with fewer than 64 tokens or a snapshot inside their block
-  int refs = 0;              ///< leases that use the block, copies and restores in flight
-  int busy = 0;              ///< 1 for refs > 0, and 1 a child that is busy
+  std::vector<Node*> loose;        ///< children with fewer than 64 tokens or a snapshot inside their block
+  std::optional<ChainHash> chain;  ///< name of its prefix, once somebody asked
+  bool spilled = false;            ///< a snapshot at or below its end was evicted, and named in Freed::evicted
+  int refs = 0;                    ///< leases that use the block, copies and restores in flight
+  int busy = 0;                    ///< 1 for refs > 0, and 1 a child that is busy
   uint64_t last_use = 0;
   Shelf shelf = Shelf::none;  ///< where eviction finds it, under last_use
 

@@ -25,11 +25,12 @@ int32_t outermost(const Tensor& t) {
 
 }  // namespace
 
-ModelExecutor::ModelExecutor(Model& model, const Caches& caches, Ops& ops, SamplingTable* sampling)
+ModelExecutor::ModelExecutor(Model& model, const Caches& caches, Ops& ops, SamplingTable* sampling, SpillTier* spill)
     : model_(model),
       caches_(caches),
       ops_(ops),
       sampling_(sampling),
+      spill_(spill),
       max_blocks_((model.limits().max_context + kBlockTokens - 1) / kBlockTokens),
       blocks_(outermost(caches.blocks)),
       snaps_(std::max(outermost(caches.snap_state), outermost(caches.snap_ring))),
@@ -56,6 +57,7 @@ ModelExecutor::SlotState& ModelExecutor::slot_state(SlotId slot) {
 
 void ModelExecutor::submit(const StepPlan& plan) {
   const auto begun = std::chrono::steady_clock::now();
+  if (spill_ != nullptr) spill_->run(plan);
   flush(plan);
   save(plan);
   for (const SlotId slot : plan.release) release(slot);

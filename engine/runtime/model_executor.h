@@ -7,6 +7,7 @@
 #include "engine/model/model.h"
 #include "engine/runtime/plan.h"
 #include "engine/runtime/sampling.h"
+#include "engine/runtime/spill_tier.h"
 
 namespace glm53 {
 
@@ -15,8 +16,8 @@ namespace glm53 {
 /// Error(peer_lost) out of collectives.
 class ModelExecutor final : public Executor {
  public:
-  /// `sampling` on rank 0, null elsewhere. All outlive the executor.
-  ModelExecutor(Model& model, const Caches& caches, Ops& ops, SamplingTable* sampling);
+  /// `sampling` on rank 0, null elsewhere; `spill` null when there is none. All outlive the executor.
+  ModelExecutor(Model& model, const Caches& caches, Ops& ops, SamplingTable* sampling, SpillTier* spill = nullptr);
   void submit(const StepPlan& plan) override;
   std::optional<StepResult> poll() override;
 
@@ -66,6 +67,7 @@ class ModelExecutor final : public Executor {
   const Caches& caches_;
   Ops& ops_;
   SamplingTable* const sampling_;
+  SpillTier* const spill_;
   const int32_t max_blocks_;
   const int32_t blocks_, snaps_;
   std::vector<SlotState> slots_;

@@ -67,6 +67,37 @@ SeqStep get_seq(ByteReader& r) {
 
 }  // namespace
 
+void put(ByteWriter& w, const std::vector<SpillItem>& items) {
+  w.put(static_cast<uint32_t>(items.size()));
+  for (const SpillItem& item : items) {
+    const spill::Meta& m = item.meta;
+    w.put(m.name.kind);
+    for (const uint8_t b : m.name.hash) w.put(b);
+    w.put(m.cls);
+    w.put(m.position);
+    for (const int32_t t : m.tokens) w.put(t);
+    w.put(item.id);
+  }
+}
+
+std::vector<SpillItem> get_spill_items(ByteReader& r) {
+  constexpr size_t kBytes = 1 + 16 + 1 + 4 + 4 * spill::kTokens + 4;
+  std::vector<SpillItem> items(r.count(kBytes));
+  for (SpillItem& item : items) {
+    spill::Meta& m = item.meta;
+    const auto kind = r.get<uint8_t>();
+    if (kind > static_cast<uint8_t>(spill::Kind::snapshot))
+      throw Error(Code::corrupt, cat("plan names a spilled thing of kind ", int{kind}));
+    m.name.kind = static_cast<spill::Kind>(kind);
+    for (uint8_t& b : m.name.hash) b = r.get<uint8_t>();
+    m.cls = r.get<uint8_t>();
+    m.position = r.get<int32_t>();
+    for (int32_t& t : m.tokens) t = r.get<int32_t>();
+    item.id = r.get<int32_t>();
+  }
+  return items;
+}
+
 std::vector<std::byte> encode(const StepPlan& plan) {
   ByteWriter w;
   w.put(kPlanVersion);
@@ -80,6 +111,8 @@ std::vector<std::byte> encode(const StepPlan& plan) {
   put_pairs(w, plan.flush);
   put_pairs(w, plan.save);
   w.put(plan.release);
+  put(w, plan.spill);
+  put_pairs(w, plan.load);
   return w.take();
 }
 
@@ -100,6 +133,12 @@ StepPlan decode_plan(std::span<const std::byte> frame) {
   plan.flush = get_pairs<SlotId, int16_t>(r);
   plan.save = get_pairs<SlotId, SnapId>(r);
   plan.release = r.get_vector<SlotId>();
+  plan.spill = get_spill_items(r);
+  plan.load.resize(r.count(sizeof(uint64_t) + 1));
+  for (auto& [restore, wanted] : plan.load) {
+    restore = r.get<uint64_t>();
+    wanted = r.get<uint8_t>() != 0;
+  }
   r.finish();
   return plan;
 }

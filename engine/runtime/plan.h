@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/bytes.h"
+#include "engine/spill/spill_format.h"
 #include "kernels/batch.h"
 
 namespace glm53 {
@@ -28,6 +30,13 @@ struct SeqStep {
   bool operator==(const SeqStep&) const = default;
 };
 
+/// Bytes of the pools under the name of the prefix that they belong to.
+struct SpillItem {
+  spill::Meta meta;
+  int32_t id = 0;  ///< BlockId or SnapId, as meta.name.kind says
+  bool operator==(const SpillItem&) const = default;
+};
+
 struct StepPlan {
   uint64_t generation = 0, step = 0;
   int32_t bucket = 0;         ///< padded rows; 0 = as many as there are
@@ -39,9 +48,13 @@ struct StepPlan {
   std::vector<std::pair<SlotId, int16_t>> flush;  ///< commit that many records before the step
   std::vector<std::pair<SlotId, SnapId>> save;    ///< states to save then, of slots without records
   std::vector<SlotId> release;                    ///< slots whose sequence ended; their block tables are forgotten
+  std::vector<SpillItem> spill;                   ///< evicted: copied away before anything else is done
+  std::vector<std::pair<uint64_t, bool>> load;    ///< restores whose bytes go into the pools next; or, false, nowhere
   bool operator==(const StepPlan&) const = default;
 };
 
+void put(ByteWriter& w, const std::vector<SpillItem>& items);
+std::vector<SpillItem> get_spill_items(ByteReader& r);
 /// Versioned, bounds-checked; decode throws Error(corrupt).
 std::vector<std::byte> encode(const StepPlan& plan);
 StepPlan decode_plan(std::span<const std::byte> frame);

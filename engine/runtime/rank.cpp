@@ -26,6 +26,7 @@
 #include "engine/runtime/memory_guard.h"
 #include "engine/runtime/memory_ledger.h"
 #include "engine/runtime/model_executor.h"
+#include "engine/runtime/spill_tier.h"
 #include "engine/runtime/step_loop.h"
 #include "engine/runtime/step_watchdog.h"
 
@@ -120,9 +121,12 @@ class Rank {
   void meet();
   void load();
   void make_pools();
+  spill::StoreOptions spill_options() const;
+  uint64_t spill_memory() const;
+  void make_spill();
   void serve_rank0();
   ModelLimits limits() const;
-  LoopParts parts() { return {*group_, *watched_, *comm_, notifier_, controls_}; }
+  LoopParts parts() { return {*group_, *watched_, *comm_, notifier_, controls_, spill_.get()}; }
   Json admin(const std::string& command);
   void say_ready();
   void guard_memory();
@@ -144,6 +148,7 @@ class Rank {
   std::unique_ptr<Communicator> comm_;
   std::unique_ptr<Model> model_;
   OwnedCaches caches_;
+  std::unique_ptr<SpillTier> spill_;
   std::unique_ptr<SamplingTable> sampling_;
   std::unique_ptr<ModelExecutor> executor_;
   std::unique_ptr<StepWatchdog> watchdog_;
@@ -281,6 +286,8 @@ void Rank::make_pools() {
   group_->agree({});  // nobody measures while another rank still loads
   const auto snapshots = static_cast<int>(config_.integer("cache.snapshots"));
   facts_.available = available_memory(config_.text("paths.proc"));
+  const uint64_t spill = spill_memory() * static_cast<uint64_t>(facts_.ranks_on_host);
+  facts_.available -= std::min(facts_.available, spill);
   facts_.reserve = static_cast<uint64_t>(config_.integer("memory.reserve"));
   facts_.kv_bytes = static_cast<uint64_t>(config_.integer("memory.kv_bytes"));
   facts_.snapshots = !config_.boolean("cache.enabled") ? 0 : snapshots > 0 ? snapshots : -1;
@@ -293,6 +300,7 @@ void Rank::make_pools() {
   pools_ = group_->agree(mine);
   for (const std::string& line : ledger_lines(facts_, model_->weight_bytes(), resident, unit, pools_)) log::info(line);
   caches_ = make_caches(model_->geometry(), pools_, *ops_);
+  make_spill();
   if (rank_.rank == 0) {
     TokenSpace space;
     space.vocab = static_cast<int32_t>(model_config_.vocab);
@@ -300,7 +308,7 @@ void Rank::make_pools() {
     space.eos = model_config_.eos;
     sampling_ = std::make_unique<SamplingTable>(std::move(space));
   }
-  executor_ = std::make_unique<ModelExecutor>(*model_, caches_.caches, *ops_, sampling_.get());
+  executor_ = std::make_unique<ModelExecutor>(*model_, caches_.caches, *ops_, sampling_.get(), spill_.get());
   watch_steps();
 }
 
@@ -315,6 +323,39 @@ void Rank::watch_steps() {
   watched_ = std::make_unique<WatchedExecutor>(*executor_, *watchdog_);
 }
 
+spill::StoreOptions Rank::spill_options() const {
+  spill::StoreOptions options;
+  options.memory_bytes = static_cast<uint64_t>(config_.integer("cache.spill_memory_bytes"));
+  options.disk.bytes = static_cast<uint64_t>(config_.integer("cache.spill_disk_bytes"));
+  return options;
+}
+
+/// That the spill tier will take, and the pools must leave.
+uint64_t Rank::spill_memory() const {
+  const spill::StoreOptions options = spill_options();
+  return options.memory_bytes + (options.disk.bytes > 0 ? options.write_queue_bytes : 0);
+}
+
+void Rank::make_spill() {
+  if (spill_memory() == 0) return;
+  if (pools_.snaps == 0) {
+    log::warn("nothing is spilled: the prefix cache is off (cache.enabled)");
+    return;
+  }
+  spill::StoreOptions options = spill_options();
+  const size_t block = SpillTier::block_bytes(caches_.caches), snapshot = SpillTier::snapshot_bytes(caches_.caches);
+  options.disk.largest_record = std::max(block, snapshot);
+  options.disk.dir = cat(config_.path("cache.spill_path"), "/rank", rank_.rank, "of", rank_.size);
+  // Everything that decides the bytes of a block or a snapshot.
+  options.disk.name_space =
+      sha256_hex(cat(digest_, " ", backend_, " ", name(ops_->activation()), " ", config_.text("serve.kv_format"), " ",
+                     config_.text("cache.reuse_output"), " ", rank_.rank, " of ", rank_.size, " block ", block,
+                     " snapshot ", snapshot));
+  log::info(cat("spilled cache: ", human_bytes(static_cast<int64_t>(options.memory_bytes)), " of memory, ",
+                human_bytes(static_cast<int64_t>(options.disk.bytes)), " of disk in '", options.disk.dir, "'"));
+  spill_ = std::make_unique<SpillTier>(std::move(options), caches_.caches, *ops_);
+}
+
 void Rank::serve_rank0() {
   const ModelLimits& l = model_->limits();
   SchedulerLimits s;
@@ -327,6 +368,16 @@ void Rank::serve_rank0() {
   s.blocks = pools_.blocks;
   s.snaps = pools_.snaps;
   s.reuse_output = reuse_output(config_.text("cache.reuse_output"));
+  if (spill_) {
+    constexpr size_t kRestoreBytes = size_t{512} << 20;
+    s.spill = &spill_->store();
+    s.restore_blocks = std::max<size_t>(kRestoreBytes / std::max<size_t>(SpillTier::block_bytes(caches_.caches), 1), 1);
+    s.identity = {.model_revision = digest_,
+                  .weights_digest = backend_,
+                  .kv_format = config_.text("serve.kv_format"),
+                  .kpool = model_config_.kpool,
+                  .topk = model_config_.index_topk};
+  }
   s.snap_interval = static_cast<int32_t>(config_.integer("cache.interval"));
   s.max_queue = static_cast<size_t>(config_.integer("sched.max_queue"));
   s.max_queue_tokens = static_cast<size_t>(config_.integer("sched.max_queue_tokens"));
@@ -428,6 +479,13 @@ Json Rank::admin(const std::string& command) {
           {"snaps_evicted", s.snaps_evicted},
           {"blocks_evicted", s.blocks_evicted},
           {"preemptions", s.preemptions},
+          {"spill_memory_bytes", s.spill_memory_bytes},
+          {"spill_disk_bytes", s.spill_disk_bytes},
+          {"spill_disk_ok", s.spill_disk_ok},
+          {"spilled", s.spilled},
+          {"spill_dropped", s.spill_dropped},
+          {"restores", s.restores},
+          {"restores_failed", s.restores_failed},
           {"progress_age_ms", s.progress_age_ms},
           {"memory_bytes", s.memory_bytes},
           {"memory_available", s.memory_available},

@@ -9,7 +9,17 @@
 namespace glm53 {
 namespace {
 
-enum class Kind : uint8_t { plan = 1, stop = 2, host = 3, count = 4, pools = 5, memory = 6 };
+enum class Kind : uint8_t {
+  plan = 1,
+  stop = 2,
+  host = 3,
+  count = 4,
+  pools = 5,
+  memory = 6,
+  restore = 7,
+  restored = 8,
+  forget_spilled = 9
+};
 constexpr std::chrono::seconds kStopTime{2};
 
 void put(ByteWriter& w, const StepPlan& plan) {
@@ -29,6 +39,17 @@ void put(ByteWriter& w, const MemoryFrame& f) {
   w.put(f.rank);
   w.put(static_cast<uint8_t>(f.level));
 }
+
+void put(ByteWriter& w, const RestoreFrame& f) {
+  w.put(f.restore);
+  put(w, f.items);
+}
+void put(ByteWriter& w, const RestoredFrame& f) {
+  w.put(f.rank);
+  w.put(f.restore);
+  w.put(f.ok);
+}
+void put(ByteWriter&, const ForgetSpilledFrame&) {}
 
 }  // namespace
 
@@ -70,6 +91,24 @@ ControlFrame decode_control(std::span<const std::byte> frame) {
       out = f;
       break;
     }
+    case Kind::restore: {
+      RestoreFrame f;
+      f.restore = r.get<uint64_t>();
+      f.items = get_spill_items(r);
+      out = std::move(f);
+      break;
+    }
+    case Kind::restored: {
+      RestoredFrame f;
+      f.rank = r.get<int32_t>();
+      f.restore = r.get<uint64_t>();
+      f.ok = r.get<uint8_t>() != 0;
+      out = f;
+      break;
+    }
+    case Kind::forget_spilled:
+      out = ForgetSpilledFrame{};
+      break;
     default:
       throw Error(Code::corrupt, cat("control frame of unknown kind ", int{static_cast<uint8_t>(kind)}));
   }
@@ -164,10 +203,25 @@ void RankGroup::listen(ControlLink& link) {
   ended_.notify_all();
 }
 
+void RankGroup::send_all(const ControlFrame& frame) {
+  const std::vector<std::byte> bytes = encode(frame);
+  for (const auto& link : links_) link->send(bytes);
+}
+
 void RankGroup::send(const StepPlan& plan) {
-  if (links_.empty()) return;
-  const std::vector<std::byte> frame = encode(ControlFrame(plan));
-  for (const auto& link : links_) link->send(frame);
+  if (!links_.empty()) send_all(plan);
+}
+
+void RankGroup::send(const RestoreFrame& order) {
+  if (!links_.empty()) send_all(order);
+}
+
+void RankGroup::send(const ForgetSpilledFrame& order) {
+  send_all(order);
+}
+
+void RankGroup::tell_restored(uint64_t restore, bool ok) {
+  links_.at(0)->send(encode(ControlFrame(RestoredFrame{rank_, restore, ok})));
 }
 
 void RankGroup::tell_memory(MemoryLevel level) {

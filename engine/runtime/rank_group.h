@@ -33,7 +33,18 @@ struct MemoryFrame {
   int32_t rank = 0;
   MemoryLevel level = MemoryLevel::ok;
 };  ///< follower, while serving: how my machine's memory stands
-using ControlFrame = std::variant<StepPlan, StopFrame, HostFrame, CountFrame, PoolsFrame, MemoryFrame>;
+struct RestoreFrame {
+  uint64_t restore = 0;
+  std::vector<SpillItem> items;
+};  ///< rank 0, while serving: fetch these from your spill tier
+struct RestoredFrame {
+  int32_t rank = 0;
+  uint64_t restore = 0;
+  bool ok = false;
+};                             ///< follower: I have them, or not all
+struct ForgetSpilledFrame {};  ///< rank 0: what has been spilled is void
+using ControlFrame = std::variant<StepPlan, StopFrame, HostFrame, CountFrame, PoolsFrame, MemoryFrame, RestoreFrame,
+                                  RestoredFrame, ForgetSpilledFrame>;
 std::vector<std::byte> encode(const ControlFrame& frame);
 /// Throws Error(corrupt).
 ControlFrame decode_control(std::span<const std::byte> frame);
@@ -62,6 +73,11 @@ class RankGroup {
   void serve(std::function<void(ControlFrame)> on_frame, std::function<void(const Error&)> on_lost);
   /// Rank 0.
   void send(const StepPlan& plan);
+  /// Rank 0, while serving: orders about the spill tier.
+  void send(const RestoreFrame& order);
+  void send(const ForgetSpilledFrame& order);
+  /// The others: whether what was ordered is there. Called as tell_memory().
+  void tell_restored(uint64_t restore, bool ok);
   /// The others: how memory stands. One thread calls it, and only while serving.
   void tell_memory(MemoryLevel level);
   /// Rank 0: tells the others to end and waits a moment for them to do so.
@@ -73,6 +89,7 @@ class RankGroup {
 
  private:
   void listen(ControlLink& link);
+  void send_all(const ControlFrame& frame);
   template <class T>
   T receive(ControlLink& link);
 

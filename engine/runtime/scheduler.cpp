@@ -67,7 +67,12 @@ Scheduler::Scheduler(const SchedulerLimits& limits, SamplingTable& sampling, uin
     : limits_(limits),
       sampling_(sampling),
       generation_(generation),
-      cache_({.blocks = limits.blocks, .snaps = limits.snaps, .interval = limits.snap_interval}),
+      cache_({.blocks = limits.blocks,
+              .snaps = limits.snaps,
+              .interval = limits.snap_interval,
+              .spill = limits.snaps > 0 ? limits.spill : nullptr,
+              .identity = limits.identity,
+              .restore_blocks = limits.restore_blocks}),
       slots_(0, limits.max_seqs),
       waiting_(limits.aging),
       share_(limits.prefill_share, limits.max_piece_ms, limits.layers) {
@@ -194,6 +199,7 @@ std::optional<Scheduler::Dropped> Scheduler::drop(uint64_t id) {
   }
   auto waiting = waiting_.take(id);
   if (!waiting) return std::nullopt;
+  abandon_restore(*waiting);
   waiting_.leave(waiting->request.key);
   cache_.forget(id);
   blocked_ = false;
@@ -203,6 +209,7 @@ std::optional<Scheduler::Dropped> Scheduler::drop(uint64_t id) {
 
 void Scheduler::cancel_all() {
   for (const Waiting& w : waiting_.remove_if([](const Waiting&) { return true; })) {
+    abandon_restore(w);
     waiting_.leave(w.request.key);
     cache_.forget(w.request.id);
   }
@@ -221,6 +228,7 @@ void Scheduler::drain() {
   stop_reread();
   rereads_.clear();
   for (const Waiting& w : waiting_.remove_if([](const Waiting& waiting) { return !waiting.preempted; })) {
+    abandon_restore(w);
     waiting_.leave(w.request.key);
     deltas_.push_back(failed(w.request, w.request.emitted.size(), kUnavailable, "the server is shutting down"));
   }
@@ -237,6 +245,7 @@ void Scheduler::expire(Time now) {
     deltas_.push_back(failed(was.request, was.output, kTimeout, "the request's deadline has passed"));
   }
   for (const Waiting& w : waiting_.remove_if([&](const Waiting& waiting) { return is_late(waiting.request); })) {
+    abandon_restore(w);
     waiting_.leave(w.request.key);
     cache_.forget(w.request.id);
     blocked_ = false;
@@ -252,7 +261,8 @@ void Scheduler::complete(const StepResult& result) {
                                     flights_.empty() ? uint64_t{0} : flights_.front().step));
   Flight flight = std::move(flights_.front());
   flights_.pop_front();
-  learn(flight, result.device_ms);
+  if (flight.window_rows + flight.chunk_rows > 0)
+    learn(flight, result.device_ms);  // else it only moved what was spilled
   busy_ms_ += result.device_ms;
   std::unordered_map<uint64_t, uint64_t> serials;
   for (Part& part : flight.parts) {
@@ -343,6 +353,8 @@ wire::Stats Scheduler::stats() const {
   s.snaps_used = static_cast<uint32_t>(cache_.snaps().used());
   s.snaps_total = static_cast<uint32_t>(cache_.snaps().total());
   s.preemptions = preemptions_;
+  s.restores = restores_done_;
+  s.restores_failed = restores_failed_;
   s.prefix_queries = prefix_queries_;
   s.prefix_hits = prefix_hits_;
   s.snaps_written = counted.snaps_inserted;
@@ -359,6 +371,8 @@ void Scheduler::check() const {
     grants.push_back(&s.cache);
     written += s.mark.id != SnapId::none ? 1 : 0;
   }
+  for (const auto& [id, restoring] : restores_) grants.push_back(&restoring.cache.grant);
+  written += restores_.size();
   for (const Flight& f : flights_)
     for (const Part& p : f.parts) written += p.snaps.size();
   if (piece_)

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <list>
+#include <map>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -26,6 +27,12 @@ enum class ReuseOutput : uint8_t {
   always,  ///< its rows are shared as they are, although they came out of other kernels than a prompt's
 };
 
+/// What all ranks are to fetch from their spill tiers.
+struct RestoreOrder {
+  uint64_t id = 0;
+  std::vector<SpillItem> items;
+};
+
 struct SchedulerLimits {
   int32_t max_context = 4096;    ///< prompt and output of one request
   int32_t max_seqs = 8;          ///< running at the same time; as many slots exist
@@ -37,11 +44,14 @@ struct SchedulerLimits {
   int32_t snaps = 0;             ///< snapshots of the prefix cache; 0 = no prefix cache
   int32_t snap_interval = 8192;  ///< prompt tokens between interval snapshots; 0 = none
   ReuseOutput reuse_output = ReuseOutput::never;
-  size_t max_queue = 1024;            ///< waiting requests
-  size_t max_queue_tokens = 4000000;  ///< tokens they bring
-  int32_t reserve_output = 256;       ///< output tokens for which a request must have blocks to be admitted
-  double prefill_share = 0.4;         ///< of the time, for prompts, while others generate
-  double max_piece_ms = 600;          ///< longest piece of a prompt meanwhile
+  const spill::Directory* spill = nullptr;  ///< rank 0's; null = none
+  prefix::CacheIdentity identity{};         ///< with it: of what is computed here
+  size_t restore_blocks = 0;                ///< most blocks that come back from it at once
+  size_t max_queue = 1024;                  ///< waiting requests
+  size_t max_queue_tokens = 4000000;        ///< tokens they bring
+  int32_t reserve_output = 256;             ///< output tokens for which a request must have blocks to be admitted
+  double prefill_share = 0.4;               ///< of the time, for prompts, while others generate
+  double max_piece_ms = 600;                ///< longest piece of a prompt meanwhile
   std::chrono::milliseconds aging = std::chrono::seconds(60);      ///< of waiting, for one priority class
   std::chrono::milliseconds patience = std::chrono::seconds(120);  ///< then nobody overtakes the request any more
 };
@@ -76,6 +86,10 @@ class Scheduler {
   std::optional<StepPlan> plan(Time now);
   /// Results of plans in their order; requests that ended meanwhile are passed over.
   void complete(const StepResult& result);
+  /// What the ranks are to fetch, for requests that wait for it.
+  std::vector<RestoreOrder> take_restores();
+  /// All ranks have what was ordered and keep it for the plan that says where it goes; or some have not.
+  void restored(uint64_t id, bool ok);
   /// Forgets what the prefix cache holds; what runs goes on.
   void reset_cache();
   /// What happened to requests since the last call, in order.
@@ -146,6 +160,11 @@ class Scheduler {
     int32_t rows = 0;
     int32_t layers = 0;  // that have run or are planned
   };
+  /// Text on its way for a request that waits.
+  struct Restoring {
+    uint64_t request = 0;
+    CacheRestore cache;
+  };
   struct Dropped {
     wire::Submit request;
     size_t output;
@@ -190,6 +209,13 @@ class Scheduler {
   void reread();
   bool start_reread(Reread text);
   void stop_reread();
+  // scheduler_restore.cpp: what comes back from the spill tier
+  bool start_restore(const Waiting& next);
+  void abandon_restore(const Waiting& waiting);
+  bool give_up_restore();
+  static prefix::Prefix prompt_of(const wire::Submit& request) {
+    return {.tokens = request.prompt, .media = {}, .prompt = static_cast<int32_t>(request.prompt.size()), .request = 0};
+  }
 
   // scheduler_steps.cpp: what runs
   void pass_time(Time now);
@@ -210,7 +236,11 @@ class Scheduler {
   WaitingQueue waiting_;
   Running running_;  // in the order of admission
   std::unordered_map<uint64_t, Running::iterator> by_id_;
-  std::deque<Reread> rereads_;                       // to be done, newest last
+  std::deque<Reread> rereads_;  // to be done, newest last
+  std::map<uint64_t, Restoring> restores_;
+  std::vector<RestoreOrder> orders_;              // of these, not yet taken
+  std::vector<std::pair<uint64_t, bool>> loads_;  // for the next plan
+  uint64_t last_restore_ = 0, restores_done_ = 0, restores_failed_ = 0;
   std::deque<Flight> flights_;                       // steps that run, oldest first
   std::vector<Part> parts_;                          // of the step that is being planned
   std::optional<Piece> piece_;                       // with layers left

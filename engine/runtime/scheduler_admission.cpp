@@ -62,7 +62,8 @@ void Scheduler::admit() {
     const Waiting* next = waiting_.next(now_, passed);
     if (next == nullptr) break;
     if (admit(*next)) continue;
-    if (next->preempted || now_ - next->since >= limits_.patience) break;  // nobody overtakes it
+    if (next->restore == 0 && (next->preempted || now_ - next->since >= limits_.patience))
+      break;  // nobody overtakes it
     passed.insert(next->request.id);
   }
   blocked_ = !waiting_.empty();
@@ -70,6 +71,7 @@ void Scheduler::admit() {
 
 /// False when it has to wait; nothing has changed then.
 bool Scheduler::admit(const Waiting& next) {
+  if (start_restore(next)) return false;
   const wire::Submit& request = next.request;
   const size_t needed = blocks_to_start(request);
   const size_t spare = running_.empty() ? 0 : cache_.blocks().total() / kSpare;
@@ -92,6 +94,7 @@ bool Scheduler::admit(const Waiting& next) {
 bool Scheduler::could_displace(const wire::Submit& request, size_t blocks) const {
   std::vector<const CacheGrant*> staying;
   bool somebody = false;
+  for (const auto& [id, restoring] : restores_) staying.push_back(&restoring.cache.grant);
   for (const Sequence& s : running_) {
     const bool displaced = s.cls > request.priority;
     somebody = somebody || displaced;
@@ -179,6 +182,7 @@ void Scheduler::preempt(Running::iterator at) {
   w.arrival = at->arrival;
   w.since = at->since;
   w.preempted = true;
+  w.spill_tried = true;
   w.cached = at->cached;
   w.request = at->request;
   w.request.emitted = at->output;
@@ -206,6 +210,7 @@ void Scheduler::save(Sequence& s) {
   snaps.push_back({s.computed, id, prefix::SnapClass::interval});
   if (s.pending > 0) flushes_.emplace_back(s.slot, s.pending);
   saves_.emplace_back(s.slot, id);
+  cache_.written_later(id);
   std::vector<int32_t> tokens;
   for (int32_t p = 0; p < s.computed; ++p) tokens.push_back(s.token_at(p));
   cache_.insert(s.cache, {.tokens = tokens, .media = {}, .prompt = s.prompt(), .request = reading ? 0 : s.request.id},
@@ -237,7 +242,7 @@ void Scheduler::make_room_for_rows() {
   for (const auto& which : short_of) {
     for (auto at = find(which); at != running_.end(); at = find(which)) {
       if (cache_.grow(at->cache, blocks_of(static_cast<size_t>(at->total())))) break;
-      preempt(last_of(INT64_MIN));
+      if (!give_up_restore()) preempt(last_of(INT64_MIN));
     }
   }
 }

@@ -10,10 +10,29 @@ namespace {
 prefix::Options options_of(const CacheLimits& limits) {
   prefix::Options o;
   o.interval = limits.interval;
+  if (limits.spill != nullptr) o.identity = limits.identity;
   return o;
 }
 
+SpillItem item_of(const prefix::Evicted& e) {
+  const bool block = e.block != BlockId::null;
+  SpillItem item;
+  item.meta = meta_of(block ? spill::Kind::block : spill::Kind::snapshot, e.name, e.position, e.tokens);
+  item.meta.cls = block ? uint8_t{0} : static_cast<uint8_t>(e.cls);
+  item.id = block ? static_cast<int32_t>(e.block) : static_cast<int32_t>(e.snap);
+  return item;
+}
+
 }  // namespace
+
+spill::Meta meta_of(spill::Kind kind, const prefix::ChainHash& name, int32_t position,
+                    std::span<const int32_t> tokens) {
+  spill::Meta m;
+  m.name = {kind, name};
+  m.position = position;
+  std::copy(tokens.begin(), tokens.end(), m.tokens.begin());
+  return m;
+}
 
 SchedulerCache::SchedulerCache(const CacheLimits& limits)
     : limits_(limits), blocks_(1, limits.blocks - 1), snaps_(0, limits.snaps), index_(options_of(limits)) {}
@@ -159,6 +178,11 @@ void SchedulerCache::clear() {
 void SchedulerCache::give(const prefix::Freed& freed) {
   for (const BlockId b : freed.blocks) blocks_.give(b);
   for (const SnapId s : freed.snaps) snaps_.give(s);
+  for (const prefix::Evicted& e : freed.evicted) {
+    SpillItem item = item_of(e);
+    if (limits_.spill->wants(item.meta.name) && !loading_.contains({item.meta.name.kind, item.id}))
+      spills_.push_back(std::move(item));
+  }
 }
 
 void SchedulerCache::check(std::span<const CacheGrant* const> grants, size_t written) const {

@@ -4,19 +4,25 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "engine/prefix/prefix_index.h"
+#include "engine/runtime/plan.h"
 #include "engine/runtime/pools.h"
+#include "engine/spill/spill_store.h"
 
 namespace glm53 {
 
 struct CacheLimits {
-  int32_t blocks = 2;       ///< ids of the pool, the null block included
-  int32_t snaps = 0;        ///< snapshots of the prefix cache; 0 = nothing is ever reused
-  int32_t interval = 8192;  ///< tokens between interval snapshots; 0 = none
+  int32_t blocks = 2;                       ///< ids of the pool, the null block included
+  int32_t snaps = 0;                        ///< snapshots of the prefix cache; 0 = nothing is ever reused
+  int32_t interval = 8192;                  ///< tokens between interval snapshots; 0 = none
+  const spill::Directory* spill = nullptr;  ///< of what was evicted; null = what is evicted is lost
+  prefix::CacheIdentity identity{};         ///< of what this process computes
+  size_t restore_blocks = 0;                ///< most blocks of one restore
 };
 
 /// What one sequence holds of the pools.
@@ -44,6 +50,15 @@ struct CacheWish {
   bool write = true;  ///< snapshots of the prompt are wanted
 };
 
+/// Text that comes back from the spill tier: what is there of it, and where the rest goes.
+struct CacheRestore {
+  CacheGrant grant;
+  prefix::NewSnapshot snap;
+  std::vector<SpillItem> items;
+};
+
+spill::Meta meta_of(spill::Kind kind, const prefix::ChainHash& name, int32_t position, std::span<const int32_t> tokens);
+
 /// Pure bookkeeping, as the index. Ids that a step uses may be given out again while it runs: plans run in order.
 class SchedulerCache {
  public:
@@ -62,6 +77,17 @@ class SchedulerCache {
   std::vector<prefix::NewSnapshot> exports(CacheGrant& grant, int32_t begin, int32_t end, prefix::Time now);
   /// A snapshot for the state after `position` tokens, worth as much as one of the class that saves `saved` tokens.
   SnapId take_snapshot(prefix::SnapClass cls, int32_t saved, prefix::Time now);
+
+  /// A deeper start for the request than the index has, out of the spill tier: blocks and a snapshot are taken for it,
+  /// evicting what nobody uses. Nothing when there is none, or no room.
+  std::optional<CacheRestore> find_spilled(std::string_view salt, const prefix::Prefix& prompt, prefix::Time now);
+  /// The bytes are there, and go into the pools with the next plan (`ok`), or there are none. Registers what is
+  /// complete. `prompt` as before.
+  void restored(CacheRestore& restore, bool ok, const prefix::Prefix& prompt, prefix::Time now);
+  /// The next plan writes the snapshot, although it is registered already: until then nothing is copied out of it.
+  void written_later(SnapId id) { loading_.emplace(spill::Kind::snapshot, static_cast<int32_t>(id)); }
+  /// What the next plan has to copy away.
+  std::vector<SpillItem> take_spills();
 
   /// The sequence's first step has finished.
   void restored(CacheGrant& grant);
@@ -99,6 +125,8 @@ class SchedulerCache {
   SnapPool snaps_;
   prefix::Index index_;
   std::map<prefix::LeaseId, std::vector<BlockId>> leaving_;  // released, their restores run still
+  std::vector<SpillItem> spills_;                            // for the next plan
+  std::set<std::pair<spill::Kind, int32_t>> loading_;        // registered, but filled by the next plan only
 };
 
 }  // namespace glm53

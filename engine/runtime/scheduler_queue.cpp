@@ -41,6 +41,11 @@ Waiting WaitingQueue::take_at(std::list<Waiting>::iterator at) {
   return out;
 }
 
+Waiting* WaitingQueue::find(uint64_t id) {
+  const auto at = std::find_if(queue_.begin(), queue_.end(), [id](const Waiting& w) { return w.request.id == id; });
+  return at == queue_.end() ? nullptr : &*at;
+}
+
 std::optional<Waiting> WaitingQueue::take(uint64_t id) {
   const auto at = std::find_if(queue_.begin(), queue_.end(), [&](const Waiting& w) { return w.request.id == id; });
   if (at == queue_.end()) return std::nullopt;

@@ -21,6 +21,8 @@ struct Waiting {
   std::chrono::milliseconds since{0};
   bool preempted = false;
   std::optional<uint32_t> cached;  ///< of its first admission
+  uint64_t restore = 0;            ///< under way for it; 0 = none
+  bool spill_tried = false;        ///< the spill tier was asked for its text
 
   size_t tokens() const { return request.prompt.size() + request.emitted.size(); }
 };
@@ -43,6 +45,8 @@ class WaitingQueue {
 
   void push(Waiting waiting);
   std::optional<Waiting> take(uint64_t id);
+  /// Null when it does not wait.
+  Waiting* find(uint64_t id);
   /// Whose turn it is, of those not in `passed`: the least class; in it, requests that were put back; the key that was
   /// served least; the first to arrive. Null when there is none.
   const Waiting* next(Time now, const Ids& passed) const;

@@ -34,12 +34,14 @@ std::optional<StepPlan> Scheduler::plan(Time now) {
   Flight flight;
   plan_windows(plan, flight);
   plan_chunks(plan, flight);
-  if (plan.seqs.empty() && plan.piece == LayerSpan{}) return std::nullopt;
+  if (plan.seqs.empty() && plan.piece == LayerSpan{} && loads_.empty()) return std::nullopt;
   plan.generation = generation_;
   plan.step = ++step_;
   plan.flush = std::exchange(flushes_, {});
   plan.save = std::exchange(saves_, {});
   plan.release = std::exchange(released_, {});
+  plan.spill = cache_.take_spills();
+  plan.load = std::exchange(loads_, {});
   flight.step = plan.step;
   flight.parts = std::exchange(parts_, {});
   flights_.push_back(std::move(flight));

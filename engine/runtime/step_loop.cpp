@@ -100,6 +100,7 @@ void StepLoop::run(const StepPlan& warm_up, const std::function<void()>& ready) 
   parts_.group.serve(
       [this](const ControlFrame& f) {
         if (const auto* memory = std::get_if<MemoryFrame>(&f)) return mail_.push(*memory);
+        if (const auto* restored = std::get_if<RestoredFrame>(&f)) return mail_.push(*restored);
         log::warn(cat("a rank sent a frame of kind ", f.index() + 1, ", which only rank 0 sends"));
       },
       [this](const Error& e) {
@@ -111,6 +112,7 @@ void StepLoop::run(const StepPlan& warm_up, const std::function<void()>& ready) 
     const LoopParts& parts;
     ~Unhook() {
       parts.controls.on_change({});
+      if (parts.spill != nullptr) parts.spill->store().cancel_fetches();
       parts.group.shut();
     }
   } const unhook{parts_};
@@ -135,6 +137,7 @@ void StepLoop::turn(ApiLink& api) {
   apply_controls();
   for (const Event& event : mail_.take()) handle(event);
   const bool worked = step();
+  order_restores();
   for (wire::Delta& d : scheduler_.take_deltas()) {
     queue_times_.stamp(d);
     api.send(connection_, std::move(d));
@@ -148,7 +151,13 @@ void StepLoop::turn(ApiLink& api) {
 
 void StepLoop::apply_controls() {
   scheduler_.set_gate(parts_.controls.gate());
-  if (parts_.controls.take_cache_reset()) scheduler_.reset_cache();
+  if (parts_.controls.take_cache_reset()) {
+    scheduler_.reset_cache();
+    if (parts_.spill != nullptr) {
+      parts_.spill->store().clear();
+      parts_.group.send(ForgetSpilledFrame{});
+    }
+  }
   if (parts_.controls.draining() && !drained_) {
     drained_ = true;
     parts_.notifier.phase(Phase::draining);
@@ -159,6 +168,7 @@ void StepLoop::apply_controls() {
 void StepLoop::handle(const Event& event) {
   if (const auto* lost = std::get_if<Lost>(&event)) throw lost->error;
   if (const auto* api = std::get_if<ApiEvent>(&event)) handle_api(*api);
+  if (const auto* answer = std::get_if<RestoredFrame>(&event)) restored(*answer);
   if (const auto* memory = std::get_if<MemoryFrame>(&event)) {
     log::warn(cat("memory of rank ", memory->rank, ": ", name(memory->level)));
     memory_[memory->rank] = memory->level;
@@ -230,6 +240,30 @@ bool StepLoop::step() {
   return true;
 }
 
+/// Text for waiting requests is fetched by every rank, each its own part; it is used when all have theirs.
+void StepLoop::order_restores() {
+  for (RestoreOrder& order : scheduler_.take_restores()) {
+    answers_[order.id] = {parts_.group.size(), true};
+    parts_.group.send(RestoreFrame{order.id, order.items});
+    parts_.spill->fetch(order.id, std::move(order.items), [this, id = order.id](bool ok) {
+      mail_.push(RestoredFrame{0, id, ok});
+    });
+  }
+}
+
+void StepLoop::restored(const RestoredFrame& answer) {
+  const auto at = answers_.find(answer.restore);
+  if (at == answers_.end())
+    throw Error(Code::internal,
+                cat("rank ", answer.rank, " answers restore ", answer.restore, ", which nobody ordered"));
+  at->second.ok = at->second.ok && answer.ok;
+  if (--at->second.missing > 0) return;
+  const bool ok = at->second.ok;
+  answers_.erase(at);
+  if (!ok) log::warn(cat("spilled cache: restore ", answer.restore, " failed on a rank; its text is computed again"));
+  scheduler_.restored(answer.restore, ok);
+}
+
 StepLoop::Clock::time_point StepLoop::next_report() const {
   return std::min(stats_sent_ + (stats_changed_ ? kStatsAfterChange : kStats), watchdog_sent_ + kWatchdog);
 }
@@ -242,6 +276,14 @@ void StepLoop::report(ApiLink& api) {
   }
   wire::Stats stats = scheduler_.stats();
   stats.memory_level = static_cast<uint32_t>(memory());
+  if (parts_.spill != nullptr) {
+    const spill::StoreStats spilled = parts_.spill->store().stats();
+    stats.spill_memory_bytes = spilled.memory_bytes;
+    stats.spill_disk_bytes = spilled.disk_bytes;
+    stats.spilled = spilled.put;
+    stats.spill_dropped = spilled.dropped;
+    stats.spill_disk_ok = spilled.disk_ok;
+  }
   parts_.controls.publish(stats);
   stats_changed_ = stats.running != last_.running || stats.waiting != last_.waiting ||
                    stats.gate_open != last_.gate_open || stats.memory_level != last_.memory_level;
@@ -259,7 +301,11 @@ namespace {
 struct RankLost {
   Error error;
 };
-using FollowerEvent = std::variant<ControlFrame, RankLost>;
+struct Fetched {
+  uint64_t restore = 0;
+  bool ok = false;
+};
+using FollowerEvent = std::variant<ControlFrame, RankLost, Fetched>;
 
 /// One plan of rank 0; steps count from 0, the warm-up.
 void follow_plan(const LoopParts& parts, uint64_t generation, uint64_t step, const ControlFrame& frame) {
@@ -276,14 +322,32 @@ void follow_plan(const LoopParts& parts, uint64_t generation, uint64_t step, con
   parts.controls.publish(stats);
 }
 
+/// True for a frame about the spill tier.
+bool follow_spill(const LoopParts& parts, const ControlFrame& frame, const std::function<void(Fetched)>& answer) {
+  if (std::holds_alternative<ForgetSpilledFrame>(frame)) {
+    if (parts.spill != nullptr) parts.spill->store().clear();
+    return true;
+  }
+  const auto* order = std::get_if<RestoreFrame>(&frame);
+  if (order == nullptr) return false;
+  if (parts.spill == nullptr)
+    answer({order->restore, false});
+  else
+    parts.spill->fetch(order->restore, order->items, [answer, id = order->restore](bool ok) { answer({id, ok}); });
+  return true;
+}
+
 }  // namespace
 
 void follow(const LoopParts& parts, uint64_t generation, const std::function<void()>& ready) {
   Mailbox<FollowerEvent> mail;
   struct Shut {
-    RankGroup& group;
-    ~Shut() { group.shut(); }
-  } const shut{parts.group};
+    const LoopParts& parts;
+    ~Shut() {
+      if (parts.spill != nullptr) parts.spill->store().cancel_fetches();
+      parts.group.shut();
+    }
+  } const shut{parts};
   parts.group.serve([&](ControlFrame f) { mail.push(std::move(f)); },
                     [&](const Error& e) {
                       mail.push(RankLost{e});
@@ -302,8 +366,13 @@ void follow(const LoopParts& parts, uint64_t generation, const std::function<voi
         if (parts.controls.stopping()) return;
         throw lost->error;
       }
+      if (const auto* fetched = std::get_if<Fetched>(&event)) {
+        parts.group.tell_restored(fetched->restore, fetched->ok);
+        continue;
+      }
       const auto& frame = std::get<ControlFrame>(event);
       if (std::holds_alternative<StopFrame>(frame)) return;
+      if (follow_spill(parts, frame, [&mail](Fetched f) { mail.push(f); })) continue;
       follow_plan(parts, generation, step, frame);
       if (step++ == 0) ready();
     }

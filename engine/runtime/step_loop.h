@@ -18,6 +18,7 @@
 #include "engine/runtime/plan.h"
 #include "engine/runtime/rank_group.h"
 #include "engine/runtime/scheduler.h"
+#include "engine/runtime/spill_tier.h"
 
 namespace glm53 {
 
@@ -81,6 +82,7 @@ struct LoopParts {
   Communicator& comm;
   Notifier& notifier;
   Controls& controls;
+  SpillTier* spill = nullptr;  ///< null when nothing is spilled
 };
 
 /// How long requests waited for their first step.
@@ -116,7 +118,7 @@ class StepLoop {
   struct Lost {
     Error error;
   };
-  using Event = std::variant<Wake, Lost, ApiEvent, MemoryFrame>;
+  using Event = std::variant<Wake, Lost, ApiEvent, MemoryFrame, RestoredFrame>;
 
   void turn(ApiLink& api);
   void handle(const Event& event);
@@ -126,6 +128,8 @@ class StepLoop {
   MemoryLevel memory() const;
   void apply_controls();
   bool step();
+  void order_restores();
+  void restored(const RestoredFrame& answer);
   void deliver(ApiLink& api);
   void report(ApiLink& api);
   Clock::time_point next_report() const;
@@ -137,7 +141,12 @@ class StepLoop {
   Mailbox<Event> mail_;
   uint64_t connection_ = 0;            // of the API process; 0 = none
   std::map<int, MemoryLevel> memory_;  // of the other ranks
-  std::vector<wire::Delta> refused_;   // to be sent
+  struct Answers {
+    int missing = 0;
+    bool ok = true;
+  };
+  std::map<uint64_t, Answers> answers_;  // to restores that were ordered
+  std::vector<wire::Delta> refused_;     // to be sent
   QueueTimes queue_times_;
   bool drained_ = false;        // the scheduler has been told
   wire::Stats last_;            // as sent

@@ -176,12 +176,14 @@ void put(ByteWriter& w, const Stats& m) {
   w.put(m.generated_tokens);
   for (const uint32_t v : {m.blocks_cached, m.snaps_used, m.snaps_total}) w.put(v);
   for (const uint64_t v :
-       {m.prefix_queries, m.prefix_hits, m.snaps_written, m.snaps_evicted, m.blocks_evicted, m.preemptions})
+       {m.prefix_queries, m.prefix_hits, m.snaps_written, m.snaps_evicted, m.blocks_evicted, m.preemptions,
+        m.spill_memory_bytes, m.spill_disk_bytes, m.spilled, m.spill_dropped, m.restores, m.restores_failed})
     w.put(v);
   w.put(m.progress_age_ms);
   w.put(m.memory_bytes);
   w.put(m.memory_available);
   w.put(m.memory_level);
+  w.put(static_cast<uint8_t>(m.spill_disk_ok));
   w.put(static_cast<uint8_t>(m.gate_open));
   w.put(static_cast<uint8_t>(m.peers_alive));
 }
@@ -195,12 +197,14 @@ Stats get_stats(ByteReader& r) {
   m.generated_tokens = r.get<uint64_t>();
   for (uint32_t* v : {&m.blocks_cached, &m.snaps_used, &m.snaps_total}) *v = r.get<uint32_t>();
   for (uint64_t* v :
-       {&m.prefix_queries, &m.prefix_hits, &m.snaps_written, &m.snaps_evicted, &m.blocks_evicted, &m.preemptions})
+       {&m.prefix_queries, &m.prefix_hits, &m.snaps_written, &m.snaps_evicted, &m.blocks_evicted, &m.preemptions,
+        &m.spill_memory_bytes, &m.spill_disk_bytes, &m.spilled, &m.spill_dropped, &m.restores, &m.restores_failed})
     *v = r.get<uint64_t>();
   m.progress_age_ms = r.get<uint32_t>();
   m.memory_bytes = r.get<uint64_t>();
   m.memory_available = r.get<uint64_t>();
   m.memory_level = r.get<uint32_t>();
+  m.spill_disk_ok = get_bool(r);
   m.gate_open = get_bool(r);
   m.peers_alive = get_bool(r);
   return m;

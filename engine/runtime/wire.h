@@ -91,12 +91,16 @@ struct Stats {
   uint64_t prefix_queries = 0, prefix_hits = 0;   ///< tokens of admitted prompts; of these, not computed again
   uint64_t snaps_written = 0, snaps_evicted = 0;  ///< snapshots registered; given up again
   uint64_t blocks_evicted = 0;
-  uint64_t preemptions = 0;       ///< requests put back to wait
-  uint32_t progress_age_ms = 0;   ///< since the step loop last turned
-  uint64_t memory_bytes = 0;      ///< resident size of rank 0
-  uint64_t memory_available = 0;  ///< of rank 0's machine; 0 = not known yet
-  uint32_t memory_level = 0;      ///< MemoryLevel: 0 ok ... 3 critical, the worst of all ranks
-  bool gate_open = false;         ///< false: only requests with key "canary" are admitted
+  uint64_t preemptions = 0;                               ///< requests put back to wait
+  uint64_t spill_memory_bytes = 0, spill_disk_bytes = 0;  ///< of the spill tier of rank 0
+  uint64_t spilled = 0, spill_dropped = 0;                ///< blocks and snapshots copied there; of these, not taken
+  uint64_t restores = 0, restores_failed = 0;  ///< prompts whose beginning came back from there; or should have
+  bool spill_disk_ok = false;                  ///< its files can be written
+  uint32_t progress_age_ms = 0;                ///< since the step loop last turned
+  uint64_t memory_bytes = 0;                   ///< resident size of rank 0
+  uint64_t memory_available = 0;               ///< of rank 0's machine; 0 = not known yet
+  uint32_t memory_level = 0;                   ///< MemoryLevel: 0 ok ... 3 critical, the worst of all ranks
+  bool gate_open = false;                      ///< false: only requests with key "canary" are admitted
   bool peers_alive = true;
   bool operator==(const Stats&) const = default;
 };

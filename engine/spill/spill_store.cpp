@@ -92,6 +92,12 @@ void Store::fetch(std::vector<Meta> wanted, std::function<void(Fetched)> done) {
   wake_.notify_all();
 }
 
+void Store::cancel_fetches() {
+  Lock lock(mutex_);
+  jobs_.clear();
+  settled_.wait(lock, [this] { return !fetching_; });
+}
+
 void Store::erase(const Name& name) {
   const std::lock_guard lock(mutex_);
   if (const auto at = in_memory_.find(name); at != in_memory_.end()) drop(at->second);
@@ -240,9 +246,11 @@ void Store::loop() {
     } else if (!jobs_.empty()) {
       const Job job = std::move(jobs_.front());
       jobs_.pop_front();
+      fetching_ = true;
       lock.unlock();
       job.done(run(job));
       lock.lock();
+      fetching_ = false;
     } else if (unwritten_ > 0 && can_write()) {
       write_one(lock);
     } else if (ending_) {

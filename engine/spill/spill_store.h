@@ -35,6 +35,17 @@ struct Fetched {
   std::vector<Name> missing;      ///< not there, damaged, or of other tokens; forgotten
 };
 
+/// What can be asked of a store by whoever decides what is spilled and restored.
+class Directory {
+ public:
+  virtual ~Directory() = default;
+  virtual bool has(const Name& name) const = 0;
+  /// Whether put() would keep something new: it is not there, or on its way out.
+  virtual bool wants(const Name& name) const = 0;
+  /// Class of a snapshot that is there.
+  virtual std::optional<uint8_t> cls_of(const Name& name) const = 0;
+};
+
 struct StoreStats {
   uint64_t memory_records = 0, memory_bytes = 0, disk_records = 0, disk_bytes = 0;
   uint64_t put = 0, dropped = 0, written = 0, fetched = 0, missing = 0, damaged = 0, failures = 0;
@@ -45,25 +56,25 @@ struct StoreStats {
 /// One thread of its own touches files: reads before writes. All functions may be called by any thread and wait for no
 /// file. Newest things win: when memory is full, what was put or fetched longest ago goes, and what is not yet written
 /// is dropped only while the disk takes nothing; a full write queue drops what comes.
-class Store {
+class Store final : public Directory {
  public:
   /// Throws Error(config) for sizes that cannot work. A disk that cannot be used is a warning in the log, and the store
   /// goes on without it.
   explicit Store(StoreOptions options, FileOps& ops = FileOps::real());
   /// Writes what waits, unless the disk refuses.
-  ~Store();
+  ~Store() override;
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
-  bool has(const Name& name) const;
-  /// Whether put() would keep something new: it is not there, or on its way out.
-  bool wants(const Name& name) const;
-  /// Class of a snapshot that is there.
-  std::optional<uint8_t> cls_of(const Name& name) const;
+  bool has(const Name& name) const override;
+  bool wants(const Name& name) const override;
+  std::optional<uint8_t> cls_of(const Name& name) const override;
   void put(const Meta& meta, std::vector<std::byte> payload);
   /// `done` is called once, on the store's thread, and must not throw; not at all when the store ends before. Of each
   /// meta the name, position and tokens must be what is stored.
   void fetch(std::vector<Meta> wanted, std::function<void(Fetched)> done);
+  /// No fetch calls back after this has returned; those that were asked for are dropped.
+  void cancel_fetches();
   void erase(const Name& name);
   void clear();
   StoreStats stats() const;
@@ -104,7 +115,7 @@ class Store {
   std::deque<Job> jobs_;
   std::vector<Name> erased_;
   size_t unwritten_ = 0;
-  bool clear_ = false, opened_ = false, busy_ = false, ending_ = false;
+  bool clear_ = false, opened_ = false, busy_ = false, fetching_ = false, ending_ = false;
   std::optional<std::chrono::steady_clock::time_point> paused_;  // until then
   StoreStats stats_;
   std::thread thread_;

@@ -1,4 +1,5 @@
 // The whole system on the CPU: two ranks of the real engine, the shipped checkpoint, real answers.
+#include <cstdlib>
 #include <signal.h>
 #include <utility>
 
@@ -51,6 +52,29 @@ Conversation converse(const LocalCluster& cluster) {
   c.second = text_of(answer);
   c.usage = answer.at("usage");
   return c;
+}
+
+/// A prompt of some length that no other one begins like; the usage of its short answer.
+Json usage_of(const LocalCluster& cluster, int number) {
+  std::string system = cat("Number ", number, " is the number of this text.");
+  for (int i = 0; i < 25; ++i)
+    system += " Count only when you are asked to count, and say hello to those who say hello.";
+  const Json body = {
+      {"model", "glm53-tiny"},
+      {"messages", {{{"role", "system"}, {"content", system}}, {{"role", "user"}, {"content", "Hello!"}}}},
+      {"max_tokens", 4},
+      {"temperature", 0},
+      {"chat_template_kwargs", {{"enable_thinking", false}}}};
+  HttpClient http(cluster.api_url());
+  http.set_timeout(5s, 120s);
+  const auto answer = http.request("POST", "/v1/chat/completions", dump(body));
+  INFO(answer.body);
+  REQUIRE(answer.status == 200);
+  return parse_json(answer.body).at("usage");
+}
+
+int64_t cached_of(const Json& usage) {
+  return usage["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
 }
 
 constexpr const char* kCount = "Count from 1 to 60.";
@@ -148,4 +172,38 @@ TEST_CASE("the second turn of a conversation starts in the prefix cache, with th
   CHECK(without.usage["prompt_tokens"] == prompt);
   CHECK(without.first == with.first);
   CHECK(without.second == with.second);
+}
+
+TEST_CASE("what the prefix cache evicts comes back from the spill tier, also after a restart and after kill -9") {
+  const TempDir spill;
+  auto options = real_engine();
+  options.head["serve.max_context"] = "1024";
+  options.head["memory.kv_bytes"] = "\"10MiB\"";  // some 36 blocks
+  options.head["cache.snapshots"] = "3";
+  options.head["cache.spill_disk_bytes"] = "\"256MiB\"";
+  options.head["cache.spill_path"] = cat("\"", spill.path(), "\"");
+  LocalCluster cluster(options);
+  cluster.up();
+  const auto metric = [&](const std::string& name) {
+    const std::string text = HttpClient(cluster.api_url()).request("GET", "/metrics").body;
+    const size_t line = text.find(cat("\n", name, "{"));
+    REQUIRE(line != std::string::npos);
+    return std::strtod(text.c_str() + text.find(' ', line), nullptr);
+  };
+  CHECK(cached_of(usage_of(cluster, 1)) == 0);
+  for (int other = 2; other < 10; ++other) usage_of(cluster, other);
+  CHECK(cached_of(usage_of(cluster, 1)) > 256);
+  CHECK(metric("glm53_restores_total") >= 1);
+  CHECK(wait_for([&] { return metric("glm53_spill_disk_bytes") > 1e6; }, 30s));
+  CHECK(metric("glm53_spill_disk_ok") == 1);
+
+  CHECK(cluster.ctl({"restart"}).code == 0);
+  CHECK(cached_of(usage_of(cluster, 2)) > 256);
+  const int64_t generation = cluster.generation();
+  const pid_t pid = cluster.process_pid("rank1");
+  REQUIRE(pid > 0);
+  REQUIRE(::kill(pid, SIGKILL) == 0);
+  REQUIRE(cluster.wait_up(generation));
+  CHECK(cached_of(usage_of(cluster, 3)) > 256);
+  CHECK(metric("glm53_restores_failed_total") == 0);
 }

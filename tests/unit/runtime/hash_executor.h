@@ -48,6 +48,8 @@ class HashExecutor final : public Executor {
   void submit(const StepPlan& plan) override {
     REQUIRE((!last_step_ || plan.step == *last_step_ + 1));
     last_step_ = plan.step;
+    if (spilled != nullptr) spill(plan);
+    REQUIRE((spilled != nullptr || (plan.spill.empty() && plan.load.empty())));
     for (const auto& [slot, records] : plan.flush) {
       REQUIRE(slots_.at(slot).pending == records);
       slots_.at(slot).committed += records;
@@ -98,7 +100,59 @@ class HashExecutor final : public Executor {
   /// Milliseconds of a step with so many window and prompt rows.
   std::function<double(size_t, size_t)> cost;
 
+  /// The spill tier: what the plans copied away. Outlives an executor, as files do.
+  struct Spilled final : spill::Directory {
+    struct Thing {
+      spill::Meta meta;
+      std::vector<std::pair<int32_t, int32_t>> rows;  // token, position
+      uint64_t hash = 0;
+      int32_t tokens = 0;
+    };
+    bool has(const spill::Name& name) const override { return things.contains(name); }
+    bool wants(const spill::Name& name) const override { return !things.contains(name); }
+    std::optional<uint8_t> cls_of(const spill::Name& name) const override {
+      const auto at = things.find(name);
+      return at == things.end() ? std::nullopt : std::optional(at->second.meta.cls);
+    }
+    std::map<spill::Name, Thing> things;
+  };
+  Spilled* spilled = nullptr;
+  std::map<uint64_t, std::vector<SpillItem>> fetched;  ///< restores that are there
+
  private:
+  void spill(const StepPlan& plan) {
+    for (const SpillItem& item : plan.spill) {
+      Spilled::Thing& thing = spilled->things[item.meta.name];
+      thing = {};
+      thing.meta = item.meta;
+      if (item.meta.name.kind == spill::Kind::block) {
+        require_block(BlockId{item.id});
+        for (const Row& row : block(BlockId{item.id})) thing.rows.emplace_back(row.token, row.position);
+      } else {
+        thing.hash = snapshot(SnapId{item.id}).hash;
+        thing.tokens = snapshot(SnapId{item.id}).tokens;
+        REQUIRE(thing.tokens == item.meta.position);
+      }
+    }
+    for (const auto& [restore, wanted] : plan.load) {
+      REQUIRE(fetched.contains(restore));
+      if (wanted) load(fetched.at(restore));
+      fetched.erase(restore);
+    }
+  }
+  void load(const std::vector<SpillItem>& items) {
+    for (const SpillItem& item : items) {
+      const Spilled::Thing& thing = spilled->things.at(item.meta.name);
+      if (item.meta.name.kind == spill::Kind::block) {
+        for (size_t i = 0; i < thing.rows.size(); ++i) {
+          Row& row = block(BlockId{item.id})[i];
+          row = {thing.rows[i].first, thing.rows[i].second, false};
+        }
+      } else {
+        snapshot(SnapId{item.id}) = {thing.hash, thing.tokens};
+      }
+    }
+  }
   /// What a row of the cache says: its token and where it stands. Before it is written, nothing that anybody hopes for.
   struct Row {
     int32_t token = -1, position = -1;

@@ -88,6 +88,13 @@ std::vector<wire::Message> messages() {
   stats.snaps_evicted = 18;
   stats.blocks_evicted = 19;
   stats.preemptions = 20;
+  stats.spill_memory_bytes = 21;
+  stats.spill_disk_bytes = 22;
+  stats.spilled = 23;
+  stats.spill_dropped = 24;
+  stats.restores = 25;
+  stats.restores_failed = 26;
+  stats.spill_disk_ok = true;
   stats.progress_age_ms = 10;
   stats.memory_bytes = 11;
   stats.gate_open = true;
@@ -129,6 +136,15 @@ StepPlan full_plan() {
   plan.flush = {{SlotId{5}, int16_t{2}}};
   plan.save = {{SlotId{5}, SnapId{3}}};
   plan.release = {SlotId{1}, SlotId{3}};
+  SpillItem item;
+  item.meta.name.kind = spill::Kind::snapshot;
+  item.meta.name.hash[15] = 9;
+  item.meta.cls = 2;
+  item.meta.position = 128;
+  item.meta.tokens[63] = 77;
+  item.id = 4;
+  plan.spill = {item, SpillItem{}};
+  plan.load = {{5, true}, {6, false}};
   return plan;
 }
 

@@ -400,7 +400,9 @@ TEST_CASE("ranks agree on machines and pools") {
 TEST_CASE("mutated control frames are refused or decoded, never worse") {
   std::mt19937 random(5);
   for (const ControlFrame& f : {ControlFrame(warm_up()), ControlFrame(StopFrame{}), ControlFrame(HostFrame{"host"}),
-                                ControlFrame(CountFrame{2}), ControlFrame(PoolsFrame{})}) {
+                                ControlFrame(CountFrame{2}), ControlFrame(PoolsFrame{}),
+                                ControlFrame(RestoreFrame{7, std::vector<SpillItem>(2)}),
+                                ControlFrame(RestoredFrame{1, 7, true}), ControlFrame(ForgetSpilledFrame{})}) {
     const auto good = encode(f);
     CHECK(decode_control(good).index() == f.index());
     for (int i = 0; i < 1000; ++i) {
