@@ -141,6 +141,14 @@ else
       unset ASAN_OPTIONS UBSAN_OPTIONS TSAN_OPTIONS
     done
 
+    if command -v chromium >/dev/null 2>&1; then
+      say "browser"
+      build_tree build/release browser_page
+      run_tier build/release browser 300
+    else
+      note "left out: the status page in a browser (chromium is not installed)"
+    fi
+
     say "bundle"
     start=$SECONDS
     if scripts/bundle.sh --check "$scratch/bundle" >"$scratch/bundle.log" 2>&1; then

@@ -196,6 +196,7 @@ void AdminServer::in_background(std::function<void()> body) {
 }
 
 void AdminServer::route(const char* method, const std::string& path, HttpHandler handler) {
+  routes_.push_back(cat(std::string_view(method), " /admin/v1", path));
   server_->route(method, "/admin/v1" + path, std::move(handler));
 }
 
@@ -234,6 +235,7 @@ void AdminServer::add_routes() {
         [this](const HttpRequest& request, const Reply& reply) { node_action(request, reply); });
   add_sync_routes();
   add_cluster_routes();
+  add_files();
 }
 
 void AdminServer::get_status(const Reply& reply) {

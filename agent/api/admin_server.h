@@ -43,6 +43,8 @@ class AdminServer {
   void listen();
   /// Port of the TCP address; 0 without one.
   uint16_t port() const { return port_; }
+  /// "GET /admin/v1/status" and so on.
+  const std::vector<std::string>& routes() const { return routes_; }
   void start();
   void stop();
 
@@ -51,6 +53,7 @@ class AdminServer {
   void add_routes();
   void add_sync_routes();
   void add_cluster_routes();
+  void add_files();
   void join_head(const HttpRequest& request, const Reply& reply);
   void route(const char* method, const std::string& path, HttpHandler handler);
   void put_wanted(const HttpRequest& request, const Reply& reply);
@@ -77,6 +80,7 @@ class AdminServer {
   AdminContext context_;
   std::unique_ptr<HttpServer> server_;
   uint16_t port_ = 0;
+  std::vector<std::string> routes_;
   bool bound_ = false;  ///< the socket file is ours
   std::atomic<bool> stopping_{false};
   std::mutex backgrounds_mutex_;

@@ -34,6 +34,8 @@ class Agent {
   void stop(bool stop_processes);
   /// One line for systemd's status.
   std::string status_line();
+  /// Of the admin API: "GET /admin/v1/status" and so on.
+  std::vector<std::string> routes() const { return server_ ? server_->routes() : std::vector<std::string>(); }
   uint16_t port() const { return server_ ? server_->port() : 0; }
 
  private:

@@ -15,6 +15,14 @@ trust::Right right_of(const HttpRequest& request) {
   return request.method == "GET" || request.method == "HEAD" ? trust::Right::read : trust::Right::operate;
 }
 
+/// An address or localhost: no name that somebody's name server could answer for.
+bool names_this_machine(std::string_view host) {
+  if (host.empty()) return true;
+  if (host.starts_with('[')) return true;
+  host = host.substr(0, host.find(':'));
+  return host == "localhost" || host.find_first_not_of("0123456789.") == std::string_view::npos;
+}
+
 }  // namespace
 
 std::string requester(const HttpRequest& request) {
@@ -25,8 +33,16 @@ std::string requester(const HttpRequest& request) {
 }
 
 void authenticate(const HttpRequest& request, uid_t own_uid, const std::string& token, const trust::Trust* trust) {
-  // No browser has business here: a page that reaches a loopback port by rebinding its name always sends its origin.
-  if (!request.header("Origin").empty()) throw Error(Code::denied, "the admin API answers no web pages");
+  // The status page and its files say nothing about anybody.
+  const bool is_page = request.path == "/" || request.path == "/page.css" || request.path == "/page.js";
+  // Our own page reads from where it came from. Another page's requests have an origin or say that they cross sites;
+  // one that reaches us by rebinding its own name has that name as host.
+  const std::string_view site = request.header("Sec-Fetch-Site");
+  const bool foreign = !request.header("Origin").empty() || (!site.empty() && site != "same-origin" && site != "none");
+  if (foreign && !is_page) throw Error(Code::denied, "the admin API answers no other web pages");
+  if (!request.tls && !names_this_machine(request.header("Host")))
+    throw Error(Code::denied, "the admin API answers under localhost or an address only, not under a name");
+  if (is_page) return;
   if (request.credentials) {
     const uid_t uid = request.credentials->uid;
     if (uid == 0 || uid == own_uid) return;

@@ -26,6 +26,21 @@ int64_t number(const Json& j, std::initializer_list<const char*> keys) {
   return 0;
 }
 
+Pools pools_of(const Json& rank0) {
+  Pools p;
+  p.blocks_used = number(rank0, {"blocks_used"});
+  p.blocks_total = number(rank0, {"blocks_total"});
+  p.blocks_cached = number(rank0, {"blocks_cached"});
+  p.slots_used = number(rank0, {"slots_used"});
+  p.slots_total = number(rank0, {"slots_total"});
+  p.snapshots_used = number(rank0, {"snaps_used"});
+  p.snapshots_total = number(rank0, {"snaps_total"});
+  p.prefix_queries = number(rank0, {"prefix_queries"});
+  p.prefix_hits = number(rank0, {"prefix_hits"});
+  p.preemptions = number(rank0, {"preemptions"});
+  return p;
+}
+
 /// Null when nobody answers.
 Json ask(const std::string& socket) {
   try {
@@ -114,6 +129,10 @@ void Probe::poll() {
   counters_.waiting = rank0.is_null() ? 0 : number(rank0, {"waiting"});
   counters_.api_in_flight = api.is_null() ? 0 : number(api, {"requests_in_flight", "in_flight", "requests"});
   counters_.api_connections = api.is_null() ? 0 : number(api, {"connections"});
+  counters_.pools = rank0.is_null() ? Pools() : pools_of(rank0);
+  const auto digest = api.is_null() ? api.end() : api.find("model_digest");
+  const bool serves = !api.is_null() && digest != api.end() && digest->is_string() && api.value("connected", false);
+  counters_.model_digest = serves ? digest->get<std::string>() : std::string();
   counters_.api_generation = api.is_null() ? 0 : static_cast<uint64_t>(number(api, {"generation"}));
 }
 

@@ -14,12 +14,20 @@
 
 namespace glm53::agent {
 
+/// Of rank 0 (docs/rank-contract.md, wire Stats).
+struct Pools {
+  int64_t blocks_used = 0, blocks_total = 0, blocks_cached = 0, slots_used = 0, slots_total = 0;
+  int64_t snapshots_used = 0, snapshots_total = 0, prefix_queries = 0, prefix_hits = 0, preemptions = 0;
+};
+
 struct Counters {
   bool rank0_answers = false, api_answers = false;
   int64_t running = 0, waiting = 0;
   int64_t api_in_flight = 0, api_connections = 0;
   int64_t tokens_total = 0;      ///< generated since this agent started to look
   double tokens_per_second = 0;  ///< over the last ten seconds
+  Pools pools;                   ///< zeros while rank 0 does not answer
+  std::string model_digest;      ///< of the model that serves; empty without one
   uint64_t api_generation = 0;   ///< generation of ranks the API process is connected to; 0 none
 };
 

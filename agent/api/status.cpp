@@ -50,6 +50,16 @@ Json api_json(const DriverView& v) {
           {"restarts", api == nullptr ? 0 : api->restarts}};
 }
 
+Json pools_json(const DriverView& v) {
+  const Pools& p = v.counters.pools;
+  if (!v.counters.rank0_answers) return nullptr;
+  return {{"blocks_used", p.blocks_used},         {"blocks_total", p.blocks_total},
+          {"blocks_cached", p.blocks_cached},     {"slots_used", p.slots_used},
+          {"slots_total", p.slots_total},         {"snapshots_used", p.snapshots_used},
+          {"snapshots_total", p.snapshots_total}, {"prefix_queries", p.prefix_queries},
+          {"prefix_hits", p.prefix_hits},         {"preemptions", p.preemptions}};
+}
+
 Json model_json(const DriverView& v) {
   const auto text = [](const std::string& value) { return value.empty() ? Json(nullptr) : Json(value); };
   const bool from_hub = v.config.text("model.path").empty();
@@ -57,7 +67,7 @@ Json model_json(const DriverView& v) {
           {"name", model_name(v.config)},
           {"repo", from_hub ? text(v.config.text("model.repo")) : Json(nullptr)},
           {"revision", from_hub ? text(v.config.text("model.revision")) : Json(nullptr)},
-          {"digest", nullptr}};
+          {"digest", text(v.counters.model_digest)}};
 }
 
 Json node_json(const NodeReport& report, const std::string& address, bool reachable) {
@@ -82,7 +92,8 @@ Json nodes_json(const DriverView& v) {
 
 Json events_json(const std::vector<state::EventRow>& events) {
   Json out = Json::array();
-  for (const auto& row : events) out.push_back({{"at", row.at}, {"text", row.text}});
+  for (const auto& row : events)
+    out.push_back({{"id", row.id}, {"at", row.at}, {"level", row.level}, {"text", row.text}});
   return out;
 }
 
@@ -101,7 +112,7 @@ std::vector<Warning> warnings_of(const DriverView& v, const ConfigFile::Drift& d
   if (v.worker && !v.worker->reachable) {
     w.push_back({"worker-unreachable", "error",
                  cat("the worker's agent at ", v.worker_address, " does not answer: ", v.worker->error),
-                 "start glm53-agent there, or check worker.admin and its token"});
+                 "start glm53-agent there, or check worker.admin and glm53ctl node list"});
   }
   if (!drift.error.empty())
     w.push_back({"config-wrong", "warning", drift.error, "correct the file before the next restart"});
@@ -151,6 +162,7 @@ Json head_status(const DriverView& v, const ConfigFile::Drift& drift, const std:
   const bool running = v.generation && v.generation->ended_at == 0;
   return {{"cluster", cluster_json(v)},
           {"api", api_json(v)},
+          {"pools", pools_json(v)},
           {"model", model_json(v)},
           {"config",
            {{"hash_running", running ? Json(v.generation->config_hash) : Json(nullptr)},

@@ -290,6 +290,7 @@ void Service::admin(const std::string& name, const Json& command, const AdminRep
            {"waiting", s.waiting},
            {"connected", s.connected},
            {"generation", s.generation},
+           {"model_digest", s.hello.model_digest},
            {"gate_open", s.gate_open},
            {"draining", s.draining},
            {"tokens", metrics_.generated_tokens()},

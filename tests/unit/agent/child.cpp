@@ -67,7 +67,7 @@ std::string answer(const Self& self, const std::string& line) {
   if (what != "counters") write_file(log, (exists(log) ? read_file(log) : std::string()) + what + "\n");
   if (what == "canary") return R"({"ok":true,"text":"one two","tokens":2})";
   if (what == "counters")
-    return R"({"ok":true,"step":1,"memory_bytes":1,"running":0,"waiting":0,"generated_tokens":7,"gate_open":true})";
+    return R"({"ok":true,"step":1,"memory_bytes":1,"running":0,"waiting":0,"generated_tokens":7,"gate_open":true,"connected":true,"model_digest":"d1"})";
   return R"({"ok":true})";
 }
 
