@@ -15,37 +15,51 @@
 #include "bench/gpu_bench.h"
 #include "bench/step_ops.h"
 #include "kernels/half.h"
+#include "kernels/quantise.h"
 
 namespace glm53 {
 namespace {
 
 constexpr int64_t kHidden = 4096, kInter = 1024, kExperts = 288;
 
-void bench_linear(Bench& bench) {
-  struct Shape {
-    int64_t out, in;
-  };
-  if (!bench.wanted("linear")) return;
-  for (const auto& [out, in] : {Shape{77440, 4096},
-                                {26048, 4096},
-                                {12288, 4096},
-                                {9216, 4096},
-                                {4096, 8192},
-                                {6144, 4096},
-                                {4096, 4096},
-                                {2048, 4096},
-                                {4096, 1024},
-                                {256, 4096}}) {
-    const size_t one = static_cast<size_t>(out * in) * 2;
+struct Shape {
+  int64_t out, in;
+};
+constexpr Shape kLinears[] = {{77440, 4096}, {26048, 4096}, {12288, 4096}, {9216, 4096}, {4096, 8192},
+                              {6144, 4096},  {4096, 4096},  {2048, 4096},  {4096, 1024}, {256, 4096}};
+
+/// A weight of any dense format whose bytes lie at `at` in memory.
+Weight dense_weight(WeightFormat format, const Shape& s, const Buffer& memory, size_t at, const Buffer& scales) {
+  Weight w;
+  if (is_quantised(format)) {
+    w = quantised_weight(format, s.out, s.in, nullptr, nullptr, Place::device);
+    w.codes = memory.view(w.codes.dtype, std::span(w.codes.shape).first(w.codes.rank), at);
+    const bool cold = format == WeightFormat::int4_g32;  // its scales are many, and lie behind the codes
+    w.scales = (cold ? memory : scales)
+                   .view(w.scales.dtype, std::span(w.scales.shape).first(w.scales.rank),
+                         cold ? at + static_cast<size_t>(code_bytes(format, s.out, s.in)) : 0);
+    return w;
+  }
+  w.format = format;
+  w.out = s.out;
+  w.in = s.in;
+  w.codes = memory.view(Dtype::bf16, {s.out, s.in}, at);
+  return w;
+}
+
+void bench_linear(Bench& bench, WeightFormat format, const std::string& name) {
+  if (!bench.wanted(name)) return;
+  for (const Shape& shape : kLinears) {
+    const auto [out, in] = shape;
+    const size_t one = is_quantised(format)
+                           ? static_cast<size_t>(code_bytes(format, out, in) + scale_bytes(format, out, in))
+                           : static_cast<size_t>(out * in) * 2;
     const int copies = static_cast<int>(kCold / one) + 1, calls = std::max(copies, 8);
     const Buffer memory = bench.filled(one * static_cast<size_t>(copies));
-    std::vector<Weight> weights(static_cast<size_t>(copies));
+    const Buffer scales = bench.upload(std::vector<float>(static_cast<size_t>(out), 0.25F));
+    std::vector<Weight> weights;
     for (int i = 0; i < copies; ++i) {
-      Weight& w = weights[static_cast<size_t>(i)];
-      w.format = WeightFormat::bf16;
-      w.out = out;
-      w.in = in;
-      w.codes = memory.view(Dtype::bf16, {out, in}, one * static_cast<size_t>(i));
+      weights.push_back(dense_weight(format, shape, memory, one * static_cast<size_t>(i), scales));
     }
     for (const int64_t rows : {1, 2, 4, 8, 16, 32, 256, 2048}) {
       if (rows > 32 && out > 30000) continue;
@@ -62,7 +76,7 @@ void bench_linear(Bench& bench) {
         bench.ops().linear(call);
       });
       const auto values = static_cast<double>(rows * (in + out));
-      bench.add({"linear", cat(out, "x", in), rows, us, static_cast<double>(one) + 2 * values,
+      bench.add({name, cat(out, "x", in), rows, us, static_cast<double>(one) + 2 * values,
                  rows > 32 ? 2.0 * static_cast<double>(rows * in * out) : 0, 0});
     }
   }
@@ -206,7 +220,9 @@ int run(int argc, char** argv) {
       throw Error(Code::usage, cat("bench_ops: unknown option '", word, "': --json FILE, --only WORD, --reps N"));
   }
   Bench bench(options);
-  bench_linear(bench);
+  bench_linear(bench, WeightFormat::bf16, "linear");
+  bench_linear(bench, WeightFormat::fp8_row, "linear_fp8");
+  bench_linear(bench, WeightFormat::int4_g32, "linear_int4");
   bench_moe(bench);
   bench_step_ops(bench);
   bench_sampling(bench);

@@ -30,6 +30,15 @@ class Tensors {
     memory_.push_back(bench_.upload(std::vector<float>(static_cast<size_t>(n), value)));
     return memory_.back().view(Dtype::f32, shape);
   }
+  /// Bytes that are finite as fp8 and as f32.
+  Tensor codes(std::initializer_list<int64_t> shape) {
+    const size_t n = static_cast<size_t>(Tensor::of(nullptr, Dtype::u8, shape).elements());
+    std::mt19937 random(3);
+    std::vector<uint32_t> words((n + 3) / 4);
+    for (uint32_t& w : words) w = 0x30000000U | (static_cast<uint32_t>(random()) & 0x8fbfbfbfU);
+    memory_.push_back(bench_.upload(words));
+    return memory_.back().view(Dtype::u8, shape);
+  }
   Tensor ints(const std::vector<int32_t>& values, std::initializer_list<int64_t> shape) {
     memory_.push_back(bench_.upload(values));
     return memory_.back().view(Dtype::i32, shape);
@@ -66,7 +75,7 @@ struct World {
     g.format = KvFormat::fp8_c528;
     caches.layout = block_layout(g);
     const int64_t blocks = (position + rows + kBlockTokens - 1) / kBlockTokens + 1;
-    caches.blocks = t.zeros(Dtype::u8, {blocks, static_cast<int64_t>(caches.layout.block_bytes)});
+    caches.blocks = t.codes({blocks, static_cast<int64_t>(caches.layout.block_bytes)});
     caches.state = t.zeros(Dtype::f32, {1, kLayers, kHeads, kKdaDim * kKdaDim});
     caches.conv = t.zeros(Dtype::bf16, {1, kLayers, g.conv_columns(), g.conv_channels});
     caches.records = t.zeros(Dtype::f32, {1, kLayers, g.max_window, g.record_width()});

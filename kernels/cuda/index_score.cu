@@ -1,8 +1,6 @@
 // Scores of pooled keys on tensor cores, for bf16 activations (spec model §5.2, runtime §1.4): a warp has 16 pools as
 // rows of A, the heads' queries are the columns of B. 8-bit keys become fp16 without loss and meet rotated queries in
 // fp16; bf16 keys meet the queries as they are. The heads are added in a fixed order.
-#include <algorithm>
-
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/index_select.cuh"
 #include "kernels/cuda/latent.cuh"
@@ -11,7 +9,8 @@
 namespace glm53::cuda {
 namespace {
 
-constexpr int kWarps = 8, kMaxHeads = 32, kMaxDim = 128, kPad = 8;
+constexpr int kWarps = 8, kMaxHeads = 32, kMaxDim = 128;
+constexpr int kPad = 32;     // of a row of queries: eight lanes' 16 bytes lie in different banks
 constexpr int kSlice = 512;  // pools of a block
 
 /// Eight codes, in the order of memory, as fp16.
@@ -52,47 +51,67 @@ __device__ void stage_queries(const LatentView& c, const Select& a, int64_t row,
   }
 }
 
-/// Block (slice of pools, row).
+/// Counts the first digits of a block's scores, for the choice that follows.
+__device__ void count_digits(const Select& a, const int* digits) {
+  int* const all = a.choices + blockIdx.y * choice_words(a) + kFirstDigits;
+  __syncthreads();
+  for (unsigned i = threadIdx.x; i < kBins; i += blockDim.x) {
+    if (digits[i] != 0) atomicAdd(all + i, digits[i]);
+  }
+}
+
+/// 16 bytes of a warp's row of keys, in the order of memory, as four pairs.
 template <bool kEight>
-__global__ void __launch_bounds__(32 * kWarps) score(Rows b, LatentView c, Select a) {
+__device__ uint4 load_keys(const LatentView& c, const uint8_t* keys, int k) {
+  if constexpr (kEight) return eight_halves(c, __ldg(reinterpret_cast<const uint2*>(keys + k)));
+  return __ldg(reinterpret_cast<const uint4*>(keys + 2 * k));
+}
+
+/// Block (slice of pools, row); kSteps·32 values a key.
+template <bool kEight, int kSteps>
+__global__ void __launch_bounds__(32 * kWarps, 2) score(Rows b, LatentView c, Select a) {
   __shared__ __align__(16) uint16_t q[kMaxHeads][kMaxDim + kPad];
   __shared__ float weights[kMaxHeads];
-  const int64_t row = a.first_row + blockIdx.y, begin = int64_t{blockIdx.x} * kSlice;
-  const int64_t n = candidates(b, c, a, row);
+  __shared__ int digits[kBins];
+  const int64_t row = a.first_row + blockIdx.y;
+  const auto begin = static_cast<int>(blockIdx.x) * kSlice;
+  const auto n = static_cast<int>(candidates(b, c, a, row));
   if (begin >= n || (n <= a.top && a.shown.data == nullptr)) return;
   stage_queries(c, a, row, q);
   if (threadIdx.x < kMaxHeads) weights[threadIdx.x] = threadIdx.x < a.heads ? at(a.head_weight, row, threadIdx.x) : 0;
+  if (a.choices != nullptr) {
+    for (unsigned i = threadIdx.x; i < kBins; i += blockDim.x) digits[i] = 0;
+  }
   __syncthreads();
   const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31U);
   const int g = lane >> 2, t = lane & 3;
   const float scale = rsqrtf(static_cast<float>(c.index_dim)) * rsqrtf(static_cast<float>(a.heads));
-  const int64_t per_block = kBlockTokens / c.kpool;
-  for (int64_t first = begin + 16 * warp; first < min(begin + kSlice, n); first += 16 * kWarps) {
-    const uint8_t* keys[2];
+  const int per_block = kBlockTokens / c.kpool, seq = b.row_seq[row], last = min(begin + kSlice, n);
+  for (int first = begin + 16 * warp; first < last; first += 16 * kWarps) {
+    uint4 rows[kSteps][2];
     float scales[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t pool = min(first + 8 * h + g, n - 1), block = block_at(b, c, b.row_seq[row], pool * c.kpool);
-      keys[h] = pool_row(c, block, pool % per_block);
-      scales[h] = scale * (kEight ? *pool_scale(c, block, pool % per_block) : 1.0F);
+      const int pool = min(first + 8 * h + g, n - 1), in_block = pool % per_block;
+      const int64_t block = block_at(b, c, seq, int64_t{pool} * c.kpool);
+      const uint8_t* keys = pool_row(c, block, in_block);
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) rows[k][h] = load_keys<kEight>(c, keys, 32 * k + 8 * t);
+      scales[h] = scale * (kEight ? *pool_scale(c, block, in_block) : 1.0F);
     }
     float acc[kMaxHeads / 8][4] = {};
-    for (int k = 8 * t; k < c.index_dim; k += 32) {
-      uint4 rows[2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        rows[h] = kEight ? eight_halves(c, *reinterpret_cast<const uint2*>(keys[h] + k))
-                         : *reinterpret_cast<const uint4*>(keys[h] + 2 * k);
-      }
+    for (int k = 0; k < kSteps; ++k) {
+      const uint4 low = rows[k][0], high = rows[k][1];
 #pragma unroll
       for (int m = 0; m < kMaxHeads / 8; ++m) {
-        const uint4 x = *reinterpret_cast<const uint4*>(&q[8 * m + g][k]);
+        const uint4 x = *reinterpret_cast<const uint4*>(&q[8 * m + g][32 * k + 8 * t]);
         if constexpr (kEight) {
-          mma_f16(acc[m], rows[0].x, rows[1].x, rows[0].y, rows[1].y, x.x, x.y);
-          mma_f16(acc[m], rows[0].z, rows[1].z, rows[0].w, rows[1].w, x.z, x.w);
+          mma_f16(acc[m], low.x, high.x, low.y, high.y, x.x, x.y);
+          mma_f16(acc[m], low.z, high.z, low.w, high.w, x.z, x.w);
         } else {
-          mma_bf16(acc[m], rows[0].x, rows[1].x, rows[0].y, rows[1].y, x.x, x.y);
-          mma_bf16(acc[m], rows[0].z, rows[1].z, rows[0].w, rows[1].w, x.z, x.w);
+          mma_bf16(acc[m], low.x, high.x, low.y, high.y, x.x, x.y);
+          mma_bf16(acc[m], low.z, high.z, low.w, high.w, x.z, x.w);
         }
       }
     }
@@ -106,9 +125,28 @@ __global__ void __launch_bounds__(32 * kWarps) score(Rows b, LatentView c, Selec
       }
       total += __shfl_xor_sync(0xffffffffU, total, 1);
       total += __shfl_xor_sync(0xffffffffU, total, 2);
-      const int64_t pool = first + 8 * h + g;
-      if (t == 0 && pool < n) a.scores[blockIdx.y * a.most + pool] = total * scales[h];
+      const int pool = first + 8 * h + g;
+      if (t == 0 && pool < n) {
+        const float value = total * scales[h];
+        a.scores[blockIdx.y * a.most + pool] = value;
+        if (a.choices != nullptr) atomicAdd(&digits[ordered(value) >> 21], 1);
+      }
     }
+  }
+  if (a.choices != nullptr) count_digits(a, digits);
+}
+
+void launch_bf16(const Rows& b, const LatentView& c, const Select& a, unsigned rows, cudaStream_t on) {
+  const dim3 grid(static_cast<unsigned>((a.most + kSlice - 1) / kSlice), rows);
+  switch (c.index_dim / 32) {
+    case 1:
+      return score<false, 1><<<grid, 32 * kWarps, 0, on>>>(b, c, a);
+    case 2:
+      return score<false, 2><<<grid, 32 * kWarps, 0, on>>>(b, c, a);
+    case 3:
+      return score<false, 3><<<grid, 32 * kWarps, 0, on>>>(b, c, a);
+    default:
+      return score<false, 4><<<grid, 32 * kWarps, 0, on>>>(b, c, a);
   }
 }
 
@@ -119,11 +157,11 @@ bool CudaOps::score_flash(const Rows& b, const LatentView& c, const Select& a, u
       c.format == static_cast<int>(KvFormat::fp8_c528) || c.format == static_cast<int>(KvFormat::int8_c528);
   if (!a.query.bf16 || a.heads > kMaxHeads || c.format == static_cast<int>(KvFormat::f32)) return false;
   if (c.index_dim > kMaxDim || c.index_dim % 32 != 0 || (eight && c.index_dim != kMaxDim)) return false;
-  const dim3 grid(static_cast<unsigned>((a.most + kSlice - 1) / kSlice), rows);
   if (eight) {
-    score<true><<<grid, 32 * kWarps, 0, stream()>>>(b, c, a);
+    score<true, 4>
+        <<<dim3(static_cast<unsigned>((a.most + kSlice - 1) / kSlice), rows), 32 * kWarps, 0, stream()>>>(b, c, a);
   } else {
-    score<false><<<grid, 32 * kWarps, 0, stream()>>>(b, c, a);
+    launch_bf16(b, c, a, rows, stream());
   }
   check(cudaGetLastError(), "index_select");
   return true;

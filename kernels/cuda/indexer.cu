@@ -135,98 +135,6 @@ __global__ void score_pools(Rows b, LatentView c, Select a) {
   }
 }
 
-/// A score as an integer of the same order, −0 equal to +0, with the pool below it so that a tie goes to the lower
-/// pool.
-__device__ uint64_t sort_key(float score, int64_t pool) {
-  const uint32_t bits = __float_as_uint(score == 0.0F ? 0.0F : score);
-  const uint32_t ordered = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-  return static_cast<uint64_t>(ordered) << 32 | static_cast<uint32_t>(~static_cast<uint32_t>(pool));
-}
-
-constexpr unsigned kChooseThreads = 1024;
-constexpr int kDigitBits = 11, kBins = 1 << kDigitBits;
-
-/// The highest bin from which on, downwards, at least `left` keys lie, and how many of them are wanted of that bin.
-/// Every thread of the block (kChooseThreads) calls it; each has two bins, from the top down.
-__device__ void find_bin(const int* histogram, int left, int* warps, int* found) {
-  const int t = static_cast<int>(threadIdx.x), lane = t & 31, warp = t >> 5, high = kBins - 1 - 2 * t;
-  const int first = histogram[high], both = first + histogram[high - 1];
-  int sum = both;
-  for (int d = 1; d < 32; d *= 2) {
-    const int other = __shfl_up_sync(0xffffffffU, sum, d);
-    if (lane >= d) sum += other;
-  }
-  if (lane == 31) warps[warp] = sum;
-  __syncthreads();
-  int before = sum - both;
-  for (int w = 0; w < warp; ++w) before += warps[w];
-  if (before < left && before + both >= left) {
-    const bool upper = before + first >= left;
-    found[0] = upper ? high : high - 1;
-    found[1] = left - before - (upper ? 0 : first);
-  }
-  __syncthreads();
-}
-
-/// The wanted-th largest key by radix selection from the top digit down; keys differ, so it is exact.
-__device__ uint64_t threshold(const float* scores, int64_t n, int64_t wanted, int* histogram, int* warps, int* found) {
-  constexpr int kShifts[] = {53, 42, 32, 21, 10, 0};  // 32 bits of score, 32 of pool
-  uint64_t prefix = 0;
-  int left = static_cast<int>(wanted), above = 64;
-  for (const int shift : kShifts) {
-    for (unsigned i = threadIdx.x; i < kBins; i += blockDim.x) histogram[i] = 0;
-    __syncthreads();
-    const uint64_t mask = (uint64_t{1} << (above - shift)) - 1;
-    for (int64_t p = threadIdx.x; p < n; p += blockDim.x) {
-      const uint64_t key = sort_key(scores[p], p);
-      if (above == 64 || key >> above == prefix >> above) atomicAdd(&histogram[key >> shift & mask], 1);
-    }
-    __syncthreads();
-    find_bin(histogram, left, warps, found);
-    prefix |= static_cast<uint64_t>(found[0]) << shift;
-    left = found[1];
-    if (left == histogram[found[0]]) return prefix;  // all of the bin: its smallest key will do
-    above = shift;
-    __syncthreads();
-  }
-  return prefix;
-}
-
-/// One block a row.
-__global__ void __launch_bounds__(kChooseThreads) choose_pools(Rows b, LatentView c, Select a) {
-  __shared__ int histogram[kBins], totals[32], found[2];
-  __shared__ int before[33];
-  const int64_t row = a.first_row + blockIdx.x, n = candidates(b, c, a, row);
-  const float* scores = a.scores + blockIdx.x * a.most;
-  int32_t* selected = a.selected + row * a.selected_stride;
-  if (a.shown.data != nullptr) {
-    const float none = padding_row(b, row) ? 0.0F : -INFINITY;
-    for (int64_t p = threadIdx.x; p < a.shown.columns; p += blockDim.x) put(a.shown, row, p, p < n ? scores[p] : none);
-  }
-  if (threadIdx.x == 0) a.count[row] = static_cast<int32_t>(min(n, a.top));
-  if (n <= a.top) {
-    for (int64_t p = threadIdx.x; p < a.top; p += blockDim.x) selected[p] = p < n ? static_cast<int32_t>(p) : -1;
-    return;
-  }
-  const uint64_t least = threshold(scores, n, a.top, histogram, totals, found);
-  const unsigned lane = threadIdx.x & 31U, warp = threadIdx.x >> 5, warps = blockDim.x / 32;
-  int done = 0;
-  for (int64_t first = 0; first < n; first += blockDim.x) {  // ascending pools
-    const int64_t p = first + threadIdx.x;
-    const bool in = p < n && sort_key(scores[p], p) >= least;
-    const unsigned mask = __ballot_sync(0xffffffffU, in);
-    if (lane == 0) before[warp] = __popc(mask);
-    __syncthreads();
-    int offset = done;
-    for (unsigned w = 0; w < warps; ++w) {
-      if (w < warp) offset += before[w];
-      done += before[w];
-    }
-    if (in) selected[offset + __popc(mask & ((1U << lane) - 1U))] = static_cast<int32_t>(p);
-    __syncthreads();
-  }
-}
-
 Ring ring_of(std::string_view op, const Caches& caches, int layer) {
   const CacheGeometry& g = caches.geometry;
   const auto fits = [&](const Tensor& t) {
@@ -289,16 +197,21 @@ void CudaOps::index_select(const IndexSelectArgs& args) {
   const size_t shared = static_cast<size_t>(a.query.columns) * sizeof(float);
   check(cudaFuncSetAttribute(score_pools, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), op);
   const int64_t tile = std::clamp<int64_t>(kScoreRoom / a.most, 1, all);
-  a.scores = scratch<float>(Area::scores, static_cast<size_t>(tile * a.most));
+  // Few rows over a long context are shared among blocks; the choice is exact, so this changes no bit.
+  const bool shared_rows = all <= kSharedRows && a.most >= kSharedPools && a.most % 4 == 0 && a.top <= kMaxSharedTop;
+  const auto words = static_cast<size_t>(tile * (a.most + (shared_rows ? choice_words(a) : 0)));
+  a.scores = scratch<float>(Area::scores, words);
   const cudaStream_t on = stream();
   for (; a.first_row < all; a.first_row += tile) {
     const auto count = static_cast<unsigned>(std::min(tile, all - a.first_row));
-    if (!score_flash(b, c, a, count)) {
+    if (shared_rows) a.choices = clear_choices(a, count, tile, on);
+    const bool fast = score_flash(b, c, a, count);
+    if (!fast) {
       score_pools<<<dim3(static_cast<unsigned>((a.most + kPoolSlice - 1) / kPoolSlice), count), kThreads, shared, on>>>(
           b, c, a);
+      check(cudaGetLastError(), op);
     }
-    choose_pools<<<count, kChooseThreads, 0, on>>>(b, c, a);
-    check(cudaGetLastError(), op);
+    choose_pools(b, c, a, count, fast && shared_rows, on);
   }
 }
 

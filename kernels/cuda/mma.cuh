@@ -41,6 +41,11 @@ __device__ inline void copy_async16(uint32_t to, const void* from, bool take) {
   const int bytes = take ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+/// The same for 4 bytes.
+__device__ inline void copy_async4(uint32_t to, const void* from, bool take) {
+  const int bytes = take ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
 __device__ inline void copy_commit() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }

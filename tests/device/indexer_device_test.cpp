@@ -94,7 +94,15 @@ TEST_CASE("index_select: formats, contexts around the limits, ties") {
   }
   check(KvFormat::bf16, 64, 4, 300, 3, 16, false, random);
   for (const int tokens : {3, 4, 130, 131, 132, 2049}) check(KvFormat::fp8_c528, 128, 32, tokens, 1, 32, false, random);
+}
+
+TEST_CASE("index_select: a long context is shared among blocks, with many ties too") {
+  Random random(2);
   check(KvFormat::fp8_c528, 128, 32, 70000, 2, 512, false, random);
+  check(KvFormat::fp8_c528, 128, 32, 40000, 3, 512, true, random);
+  check(KvFormat::bf16, 64, 1, 50000, 9, 1000, false, random);  // one head: half of the scores are zero
+  check(KvFormat::int8_c528, 128, 2, 36000, 1, 7000, false, random);
+  check(KvFormat::bf16, 64, 1, 50000, 2, 1024, false, random);
 }
 
 }  // namespace

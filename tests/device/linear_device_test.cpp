@@ -1,4 +1,6 @@
 // Dense products on a GPU against f64, for the shapes and rows that the kernels cut differently.
+#include <cstring>
+
 #include "tests/device/device.h"
 
 namespace glm53::test {
@@ -71,6 +73,79 @@ TEST_CASE("linear, bf16: column views, rows far apart in size") {
   for (int64_t r = 0; r < rows; ++r) {
     const auto of_row = [&](const auto& v) { return std::span(v).subspan(at(r * 200), 200); };
     CHECK(relative_error(of_row(got), of_row(want)) < 2e-6);
+  }
+}
+
+TEST_CASE(
+    "linear, fp8 and 4 bits: f64, rows as if alone, accumulation, a prompt's bits those of the same weights in bf16") {
+  Random random(3);
+  Device device;
+  for (const WeightFormat format : {WeightFormat::fp8_row, WeightFormat::int4_g32}) {
+    for (const auto& [out, in] :
+         {Case{16, 64}, {17, 128}, {7, 32}, {288, 4096}, {1000, 96}, {513, 2176}, {6000, 128}, {96, 160}}) {
+      const TestWeight weight(format, out, in, random);
+      const Weight w = device.put(weight.w);
+      TestWeight widened(WeightFormat::bf16, out, in, random);
+      for (size_t i = 0; i < weight.f32.size(); ++i) widened.words[i] = f32_to_bf16(weight.f32[i]);
+      const Weight same = device.put(widened.w);
+      for (const int64_t rows : {1, 2, 8, 9, 16, 17, 33, 130}) {
+        CAPTURE(static_cast<int>(format));
+        CAPTURE(out);
+        CAPTURE(in);
+        CAPTURE(rows);
+        Floats x = random.normals(rows * in), y0 = random.normals(rows * out);
+        const Tensor xs = device.halves(x, {rows, in});
+        const Doubles want = product(weight, widen(x), rows);
+        const Floats got = product_of(device, w, xs, Dtype::f32, static_cast<int>(rows), 0, {});
+        CHECK(relative_error(got, want) < 2e-6);
+        for (const int64_t r : {int64_t{0}, rows / 2, rows - 1}) {
+          const Floats alone = product_of(device, w, xs.rows(r, r + 1), Dtype::f32, 1, 0, {});
+          CHECK(same_bits(alone, std::span(got).subspan(at(r * out), at(out))));
+        }
+        const Floats chunk = product_of(device, w, xs, Dtype::f32, 0, 0, {});
+        CHECK(relative_error(chunk, want) < 2e-5);
+        if (in % 64 == 0) CHECK(same_bits(chunk, product_of(device, same, xs, Dtype::f32, 0, 0, {})));
+        Doubles sum = want;
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += 0.5 * static_cast<double>(y0[i]);
+        CHECK(relative_error(product_of(device, w, xs, Dtype::f32, static_cast<int>(rows), 0.5F, y0), sum) < 2e-6);
+        CHECK(relative_error(product_of(device, w, xs, Dtype::f32, 0, 0.5F, y0), sum) < 2e-5);
+        CHECK(relative_error(product_of(device, w, xs, Dtype::bf16, static_cast<int>(rows), 0, {}), want) < 5e-3);
+        if (rows < 10) {  // f32 activations take the plain form
+          const Tensor plain_x = device.floats(x, {rows, in});
+          CHECK(relative_error(product_of(device, w, plain_x, Dtype::f32, static_cast<int>(rows), 0, {}), want) < 2e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("linear, fp8 and 4 bits: every code is the value that it stands for") {
+  Device device;
+  for (const WeightFormat format : {WeightFormat::fp8_row, WeightFormat::int4_g32}) {
+    const bool fp8 = format == WeightFormat::fp8_row;
+    const int64_t out = 16, in = 128;
+    std::vector<uint8_t> codes(at(code_bytes(format, out, in)));
+    for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(fp8 && (i & 127U) == 127 ? 0 : i);
+    std::vector<std::byte> scales(at(scale_bytes(format, out, in)));
+    for (size_t i = 0; i < scales.size() / (fp8 ? 4 : 2); ++i) {
+      const float scale = std::ldexp(1.0F + 0.0625F * static_cast<float>(i % 16), static_cast<int>(i % 7) - 3);
+      const uint16_t half = f32_to_bf16(scale);
+      const float exact = fp8 ? std::ldexp(1.0F, static_cast<int>(i) - 8) : 0.0F;
+      std::memcpy(scales.data() + i * (fp8 ? 4 : 2), fp8 ? static_cast<const void*>(&exact) : &half, fp8 ? 4 : 2);
+    }
+    const Weight host = quantised_weight(format, out, in, codes.data(), scales.data(), Place::host);
+    const Weight w = device.put(host);
+    Floats unit(at(in * in));
+    for (int64_t i = 0; i < in; ++i) unit[at(i * in + i)] = 1;
+    Floats want(at(out * in));
+    for (int64_t o = 0; o < out; ++o) dequantise_row(host, o, want.data() + o * in);
+    const Tensor x = device.halves(unit, {in, in});
+    for (const int window : {0, static_cast<int>(in)}) {
+      const Floats got = product_of(device, w, x, Dtype::f32, window, 0, {});
+      for (int64_t o = 0; o < out; ++o) {
+        for (int64_t i = 0; i < in; ++i) CHECK(got[at(i * out + o)] == want[at(o * in + i)]);
+      }
+    }
   }
 }
 
