@@ -19,7 +19,7 @@ namespace glm53::cli {
 /// start and restart.
 struct StartOptions {
   std::vector<std::string> set;  ///< "key=value"
-  bool restart = false, detach = false;
+  bool restart = false, detach = false, no_env = false;
   std::string wait = "ready";  ///< ready or launched
   std::string limit;           ///< duration; "" = none
 };
@@ -126,6 +126,8 @@ int run_explain(const std::string& code);
 int run_config_check(const GlobalOptions& global, const std::string& file);
 int run_config_show(const GlobalOptions& global);
 int run_config_example();
+/// A recipe's .env as a configuration file, on standard output; notes on standard error.
+int run_config_import(const std::string& file, const std::string& role);
 int run_version(const GlobalOptions& global);
 
 }  // namespace glm53::cli

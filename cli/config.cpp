@@ -1,10 +1,14 @@
 // glm53ctl config check | show | example, glm53ctl version.
 #include "common/config.h"
 
+#include <iostream>
+
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/recipe.h"
 #include "cli/terminal.h"
+#include "common/file.h"
 #include "common/json.h"
 #include "common/strings.h"
 #include "common/version.h"
@@ -73,6 +77,13 @@ int run_config_show(const GlobalOptions& global) {
 
 int run_config_example() {
   print(example_config());
+  return 0;
+}
+
+int run_config_import(const std::string& file, const std::string& role) {
+  const Import result = import_recipe(read_file(file, size_t{1} << 20), file, role);
+  for (const std::string& note : result.notes) std::cerr << note << "\n";
+  print(result.toml);
   return 0;
 }
 

@@ -34,7 +34,7 @@ struct Options {
   TokenOptions token;
   JoinOptions join, login;
   BenchOptions bench;
-  std::string config_file;
+  std::string config_file, import_file, import_role = "head";
 };
 
 void add_global(CLI::App& app, GlobalOptions& o) {
@@ -50,6 +50,7 @@ CLI::App* add_start(CLI::App& app, const char* name, const char* what, StartOpti
   CLI::App* start = app.add_subcommand(name, what);
   start->add_option("--set", o.set, "key=value: a setting for this and later starts (repeatable)")
       ->allow_extra_args(false);
+  start->add_flag("--no-env", o.no_env, "Do not look at the recipe's variables (docs/from-the-recipe.md)");
   start->add_flag("--detach", o.detach, "Do not wait; print the operation's id");
   start->add_option("--wait", o.wait, "Wait until ready (default) or launched")
       ->check(CLI::IsMember({"ready", "launched"}));
@@ -198,6 +199,10 @@ void add_commands(CLI::App& app, Options& o, std::function<int()>& chosen) {
   config->add_subcommand("example", "Print a file with every key")->callback([&] {
     chosen = [] { return run_config_example(); };
   });
+  CLI::App* import = config->add_subcommand("import", "A recipe's .env as a configuration file");
+  import->add_option("file", o.import_file, "The .env")->required();
+  import->add_option("--role", o.import_role, "head (default) or worker")->check(CLI::IsMember({"head", "worker"}));
+  import->callback([&] { chosen = [&] { return run_config_import(o.import_file, o.import_role); }; });
   app.add_subcommand("version", "Versions of glm53ctl and of the agent")->callback([&] {
     chosen = [&] { return run_version(o.global); };
   });

@@ -5,9 +5,11 @@
 
 #include "cli/commands.h"
 #include "cli/operation.h"
+#include "cli/recipe.h"
 #include "cli/terminal.h"
 #include "common/config.h"
 #include "common/json.h"
+#include "common/process.h"
 #include "common/strings.h"
 
 namespace glm53::cli {
@@ -56,6 +58,16 @@ int report(const GlobalOptions& global, AdminClient& agent, const std::string& o
   return outcome.state == "done" || outcome.state == "launched" ? 0 : 1;
 }
 
+/// The recipe's variables in our own environment, before the --set that win over them.
+void add_overrides(StartOptions& options) {
+  std::vector<std::string> set;
+  for (const Override& o : recipe_overrides([](const char* name) { return environment(name); })) {
+    std::cerr << "override " << o.setting << " (from the environment variable " << o.name << ")\n";
+    set.push_back(o.setting);
+  }
+  options.set.insert(options.set.begin(), set.begin(), set.end());
+}
+
 }  // namespace
 
 Json wanted_running(const StartOptions& options) {
@@ -81,7 +93,9 @@ int run_start(const GlobalOptions& global, const StartOptions& options) {
     follow_options.limit = *limit;
   }
   AdminClient agent(resolve_target(global));
-  const Json answer = agent.put("/wanted", wanted_running(options));
+  StartOptions all = options;
+  if (!options.no_env) add_overrides(all);
+  const Json answer = agent.put("/wanted", wanted_running(all));
   if (!answer.contains("operation") || !answer["operation"].is_string()) return report_unchanged(global, agent);
   const auto operation = answer["operation"].get<std::string>();
   if (!global.json && answer.value("attached", false)) print_line(cat("joining ", operation, ", which is at work"));
