@@ -39,11 +39,11 @@ void Choice::feed(int32_t token, std::vector<ChoiceEvent>& events) {
   } else {
     std::vector<text::OutputEvent> parsed;
     parser_.push(token, parsed);
-    for (text::OutputEvent& event : parsed) {
+    for (const text::OutputEvent& event : parsed) {
       if (event.kind == OutputKind::content) {
         content(event.text, events);
       } else if (options_.reasoning) {
-        emit(OutputKind::reasoning, std::move(event.text), events);
+        emit(OutputKind::reasoning, event.text, events);
       }
     }
   }
@@ -60,7 +60,7 @@ void Choice::content(const std::string& text, std::vector<ChoiceEvent>& events) 
   } else {
     match = matcher_.push(text, shown);
   }
-  emit(OutputKind::content, std::move(shown), events);
+  emit(OutputKind::content, shown, events);
   if (match) stopped(*match);
 }
 
@@ -96,11 +96,11 @@ void Choice::end(const wire::Delta& delta, std::vector<ChoiceEvent>& events) {
   if (options_.parse) {
     std::vector<text::OutputEvent> parsed;
     parser_.finish(parsed);
-    for (text::OutputEvent& event : parsed) {
+    for (const text::OutputEvent& event : parsed) {
       if (event.kind == OutputKind::content) {
         content(event.text, events);
       } else if (options_.reasoning) {
-        emit(OutputKind::reasoning, std::move(event.text), events);
+        emit(OutputKind::reasoning, event.text, events);
       }
     }
   } else {
@@ -109,7 +109,7 @@ void Choice::end(const wire::Delta& delta, std::vector<ChoiceEvent>& events) {
   }
   std::string held;
   const auto match = finished() ? std::nullopt : matcher_.finish(held);
-  emit(OutputKind::content, std::move(held), events);
+  emit(OutputKind::content, held, events);
   if (match) stopped(*match);
   cut_.reset();  // the rank has ended it already
   if (finish_reason_.empty()) finish_reason_ = delta.finish == "length" ? "length" : "stop";

@@ -160,6 +160,7 @@ ClusterOptions small_cache() {
   options.head["memory.kv_bytes"] = "\"12MiB\"";
   options.head["cache.snapshots"] = "10";
   options.head["cache.interval"] = "256";
+  options.head["cache.spill_memory_bytes"] = "\"8MiB\"";
   options.head["sched.reserve_output"] = "16";
   options.head["engine.threads"] = "1";
   return options;
@@ -211,8 +212,9 @@ TEST_CASE("load: every answer as alone, everything given back, no process grows"
   CHECK(tally.left > 0);
   CHECK(wait_for([&] { return quiet(cluster); }, 30s));
   const auto counted = metrics(cluster);
-  for (const char* name : {"glm53_num_preemptions_total", "glm53_prefix_cache_hits_total",
-                           "glm53_prefix_cache_blocks_evicted_total", "glm53_prefix_cache_snapshots_evicted_total"}) {
+  for (const char* name :
+       {"glm53_num_preemptions_total", "glm53_prefix_cache_hits_total", "glm53_prefix_cache_blocks_evicted_total",
+        "glm53_prefix_cache_snapshots_evicted_total", "glm53_restores_total"}) {
     INFO(name);
     REQUIRE(counted.contains(name));
     CHECK(counted.at(name) > 0);
