@@ -116,6 +116,17 @@ int run_cluster_join(const GlobalOptions& global, const JoinOptions& options);
 int run_cluster_login(const GlobalOptions& global, const JoinOptions& options);
 int run_cluster_show(const GlobalOptions& global);
 int run_node_list(const GlobalOptions& global);
+struct NodeAddOptions {
+  std::string target;  ///< "user@host"
+  std::string bundle;  ///< folder of scripts/bundle.sh
+  std::string name = "worker";
+  std::string listen, head;      ///< "address:port" of the worker's and the head's admin API; "" = the defaults
+  std::string key, known_hosts;  ///< of ssh
+  int port = 22;
+  std::string root;  ///< install below this folder instead of /, without a user and without systemd
+};
+/// Idempotent. Throws Error(denied) E303 for a host key that is not trusted, Error(unavailable) E304, E305.
+int run_node_add(const GlobalOptions& global, const NodeAddOptions& options);
 int run_node_remove(const GlobalOptions& global, const std::string& name);
 /// The table of members, from the answer of GET /cluster.
 std::string render_members(const nlohmann::ordered_json& cluster);

@@ -33,6 +33,7 @@ struct Options {
   std::string code, member;
   TokenOptions token;
   JoinOptions join, login;
+  NodeAddOptions node;
   BenchOptions bench;
   std::string config_file, import_file, import_role = "head";
 };
@@ -118,6 +119,17 @@ void add_cluster(CLI::App& app, Options& o, std::function<int()>& chosen) {
   node->add_subcommand("list", "Nodes and members")->callback([&] {
     chosen = [&] { return run_node_list(o.global); };
   });
+  CLI::App* add = node->add_subcommand("add", "Install the agent on another machine over SSH, and let it join");
+  add->add_option("target", o.node.target, "USER@HOST")->required();
+  add->add_option("--bundle", o.node.bundle, "Folder with the programs (scripts/bundle.sh)")->required();
+  add->add_option("--name", o.node.name, "Name of the node (default: worker)");
+  add->add_option("--listen", o.node.listen, "Its admin.listen (default: HOST:8890)");
+  add->add_option("--head", o.node.head, "ADDRESS:PORT of the head (default: its admin.listen)");
+  add->add_option("--ssh-port", o.node.port, "Of sshd there (default 22)")->check(CLI::Range(1, 65535));
+  add->add_option("--ssh-key", o.node.key, "Private key (default: those of ssh)");
+  add->add_option("--known-hosts", o.node.known_hosts, "File with its host key (default: ~/.ssh/known_hosts)");
+  add->add_option("--root", o.node.root, "Install below this folder instead of /");
+  add->callback([&] { chosen = [&] { return run_node_add(o.global, o.node); }; });
   CLI::App* remove = node->add_subcommand("remove", "Its certificate does not count any more");
   remove->add_option("name", o.member, "Of the member")->required();
   remove->callback([&] { chosen = [&] { return run_node_remove(o.global, o.member); }; });

@@ -93,6 +93,9 @@ exec "\$here/system/$loader" --library-path "\$here/lib:\$here/system" "\$progra
 SH
   chmod +x "$dir/$wrapper"
 done
+# For glm53ctl node add.
+mkdir -p "$dir/systemd"
+cp systemd/glm53-agent.service.in systemd/*.conf "$dir/systemd/"
 if [ "$models" = 1 ] || [ "$check" = 1 ]; then cp -r models "$dir/models"; fi
 note "$(du -sh "$dir" | cut -f1) in $dir: $(find "$dir/lib" "$dir/system" -type f -name "*.so*" | wc -l) libraries; run $dir/glm53ctl"
 
