@@ -141,7 +141,11 @@ std::string read_file(const std::string& path, size_t limit) {
 }
 
 std::string read_all(int fd, size_t limit) {
-  return read_named(fd, cat("descriptor ", fd), limit);
+  try {
+    return read_named(fd, cat("descriptor ", fd), limit);
+  } catch (const Error& e) {
+    throw Error(Code::config, e.what(), "whoever starts this program opens it for reading");
+  }
 }
 
 void write_file(const std::string& path, std::string_view content, int mode, FileOps& ops) {

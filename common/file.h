@@ -51,7 +51,7 @@ class FileOps {
 
 /// Whole file; throws Error(not_found) or Error(unavailable) naming it. `limit` bytes at most.
 std::string read_file(const std::string& path, size_t limit = size_t{1} << 30);
-/// Everything from a descriptor until its end.
+/// Everything from a descriptor that the caller was given, until its end. Throws Error(config) when it cannot be read.
 std::string read_all(int fd, size_t limit = size_t{1} << 26);
 /// Atomic and durable: temporary file beside it, fsync, rename, fsync of the folder. An error leaves the old file as it
 /// was.

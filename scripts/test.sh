@@ -134,11 +134,12 @@ else
       build_tree "$tree" help -DCMAKE_BUILD_TYPE=Release -DGLM53_SANITIZE=$kind -DGLM53_BENCH=OFF >/dev/null
       build_tree "$tree" "$(programs_of "$tree" 'unit|golden')"
       export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1
+      export GLM53_FUZZ_ROUNDS=20000
       export TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
       [ ! -f tests/tsan.supp ] || TSAN_OPTIONS+=" suppressions=$root/tests/tsan.supp"
       run_tier "$tree" unit 1800 "$kind:"
       run_tier "$tree" golden 2700 "$kind:"
-      unset ASAN_OPTIONS UBSAN_OPTIONS TSAN_OPTIONS
+      unset ASAN_OPTIONS UBSAN_OPTIONS TSAN_OPTIONS GLM53_FUZZ_ROUNDS
     done
 
     if command -v chromium >/dev/null 2>&1; then
