@@ -126,16 +126,20 @@ void parse_conversation(const Members& members, const Settings& settings, ChatRe
   out.include_reasoning = members.boolean("include_reasoning", true);
 }
 
-void parse_tool_choice(const Members& members, const ChatRequest& out) {
-  members.boolean("parallel_tool_calls", true);
+void parse_tool_choice(const Members& members, ChatRequest& out) {
+  out.calls.single = !members.boolean("parallel_tool_calls", true);
   const Json& choice = members.get("tool_choice");
-  if (choice.is_null() || choice == "none") return;
-  if (out.tools.empty()) Members::refuse("tool_choice", "When using `tool_choice`, `tools` must be set.");
-  if (choice == "auto") return;
+  if (choice == "none") return;
+  if (!choice.is_null() && out.tools.empty()) {
+    Members::refuse("tool_choice", "When using `tool_choice`, `tools` must be set.");
+  }
+  if (out.tools.empty()) return;
+  out.calls.tools = std::make_shared<const text::ToolSet>(out.tools);
+  if (choice.is_null() || choice == "auto") return;
   if (choice == "required" || choice.is_object()) {
     Members::refuse("tool_choice", "only \"auto\" and \"none\" are supported");
   }
-  Members::refuse("tool_choice", "must be \"auto\" or \"none\"");
+  Members::refuse("tool_choice", "must be \"auto\", \"none\", \"required\" or a function's name");
 }
 
 void parse_response_format(const Members& members) {

@@ -48,13 +48,7 @@ class ChatFormat final : public ResponseFormat {
   }
 
   std::string event(int index, const ChoiceEvent& event, const Usage* running) override {
-    Json delta;
-    if (event.kind == OutputKind::reasoning) {
-      delta = {{"reasoning_content", event.text}, {"reasoning", event.text}};
-    } else {
-      delta = {{"content", event.text}};
-    }
-    Json out = chunk(index, std::move(delta), running);
+    Json out = chunk(index, delta(event), running);
     add_tokens(out["choices"][0], event);
     return sse(out);
   }
@@ -77,6 +71,26 @@ class ChatFormat final : public ResponseFormat {
   }
 
  private:
+  static Json delta(const ChoiceEvent& event) {
+    Json call;
+    switch (event.kind) {
+      case OutputKind::reasoning:
+        return {{"reasoning_content", event.text}, {"reasoning", event.text}};
+      case OutputKind::content:
+        return {{"content", event.text}};
+      case OutputKind::call_name:
+        call = {{"index", event.call},
+                {"id", event.call_id},
+                {"type", "function"},
+                {"function", {{"name", event.text}, {"arguments", ""}}}};
+        break;
+      case OutputKind::call_arguments:
+        call = {{"index", event.call}, {"function", {{"arguments", event.text}}}};
+        break;
+    }
+    return {{"tool_calls", Json::array({std::move(call)})}};
+  }
+
   const std::string& echo(int index) const {
     static const std::string none;
     const auto i = static_cast<size_t>(index);
@@ -143,6 +157,10 @@ class ChatFormat final : public ResponseFormat {
     message["function_call"] = nullptr;
     message["reasoning"] = string_or_null(answer.reasoning);
     message["reasoning_content"] = string_or_null(answer.reasoning);
+    for (const ToolCallAnswer& call : answer.calls) {
+      message["tool_calls"].push_back(
+          {{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+    }
     Json out;
     out["index"] = index;
     out["message"] = std::move(message);

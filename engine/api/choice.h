@@ -27,6 +27,8 @@ struct ChoiceEvent {
   std::string text;
   std::vector<ScoredToken> scores;  ///< filled when log-probabilities were asked for
   std::vector<int32_t> token_ids;
+  int call = -1;             ///< of tool calls: its number
+  std::string call_id = {};  ///< with its name
 };
 
 /// Why it ended: nothing, a token, or a stop string.
@@ -42,7 +44,9 @@ struct ChoiceOptions {
   std::vector<int32_t> stop_ids;  ///< of the request
   int32_t primary_eos = -1;       ///< an end that is reported as null
   bool logprobs = false, token_ids = false;
-  bool reasoning = true;  ///< false: reasoning is counted but not shown
+  text::ToolParsing calls;  ///< chat with tools
+  bool named_call = false;  ///< the request names the function: its call ends with "stop"
+  bool reasoning = true;    ///< false: reasoning is counted but not shown
 };
 
 class Choice {
@@ -54,7 +58,7 @@ class Choice {
   void consume(const wire::Delta& delta, std::vector<ChoiceEvent>& events);
 
   bool finished() const { return !finish_reason_.empty(); }
-  /// "stop" or "length".
+  /// "stop", "length" or "tool_calls".
   const std::string& finish_reason() const { return finish_reason_; }
   const StopReason& stop_reason() const { return stop_reason_; }
   /// Set when the choice ended before the rank said so (stop string): how many tokens the prefix cache may keep.
@@ -68,7 +72,10 @@ class Choice {
  private:
   void feed(int32_t token, std::vector<ChoiceEvent>& events);
   void content(const std::string& text, std::vector<ChoiceEvent>& events);
-  void emit(text::OutputKind kind, const std::string& text, std::vector<ChoiceEvent>& events);
+  void parsed(const std::vector<text::OutputEvent>& events, std::vector<ChoiceEvent>& out);
+  void emit(const text::OutputEvent& event, std::vector<ChoiceEvent>& events);
+  void release(std::vector<ChoiceEvent>& events);
+  std::string stop_word() const;
   void end(const wire::Delta& delta, std::vector<ChoiceEvent>& events);
   void stopped(const text::StopMatcher::Match& match);
   bool is_end(const wire::Delta& delta, size_t index) const;

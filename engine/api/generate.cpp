@@ -86,7 +86,7 @@ void Service::chat(const Incoming& in, const std::shared_ptr<HttpReply>& reply) 
   if (std::string text = last_assistant_text(request); !text.empty()) {
     echo.assign(static_cast<size_t>(request.n), text);
   }
-  start(request, true, {std::move(prompt)}, std::move(echo), {begin}, in, reply);
+  start(request, &request, {std::move(prompt)}, std::move(echo), {begin}, in, reply);
 }
 
 void Service::completion(const Incoming& in, const std::shared_ptr<HttpReply>& reply) {
@@ -101,7 +101,7 @@ void Service::completion(const Incoming& in, const std::shared_ptr<HttpReply>& r
   }
   std::vector<text::OutputStart> starts(request.prompts.size());
   std::vector<std::vector<int32_t>> prompts = std::move(request.prompts);
-  start(request, false, prompts, std::move(echo), std::move(starts), in, reply);
+  start(request, nullptr, prompts, std::move(echo), std::move(starts), in, reply);
 }
 
 std::vector<wire::Submit> Service::submits(const GenerationRequest& request, bool is_chat,
@@ -126,9 +126,11 @@ std::vector<wire::Submit> Service::submits(const GenerationRequest& request, boo
   return out;
 }
 
-void Service::start(const GenerationRequest& request, bool is_chat, const std::vector<std::vector<int32_t>>& prompts,
-                    std::vector<std::string> echo, std::vector<text::OutputStart> starts, const Incoming& in,
+void Service::start(const GenerationRequest& request, const ChatRequest* chat,
+                    const std::vector<std::vector<int32_t>>& prompts, std::vector<std::string> echo,
+                    std::vector<text::OutputStart> starts, const Incoming& in,
                     const std::shared_ptr<HttpReply>& reply) {
+  const bool is_chat = chat != nullptr;
   const std::string id = request.request_id && !request.request_id->empty() ? *request.request_id : in.request_id;
   AnswerHead head = answer_head(request, is_chat, id, prompts, std::move(echo));
   std::unique_ptr<ResponseFormat> format =
@@ -145,6 +147,10 @@ void Service::start(const GenerationRequest& request, bool is_chat, const std::v
   options.starts = std::move(starts);
   ChoiceOptions& choice = options.choice;
   choice.parse = is_chat;
+  if (is_chat) {
+    choice.calls = chat->calls;
+    choice.named_call = chat->named_tool.has_value();
+  }
   choice.stop = request.stop;
   choice.include_stop = request.include_stop;
   choice.skip_special = request.skip_special;

@@ -14,6 +14,23 @@ double seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
 }
 
+void add_text(ChoiceAnswer& answer, ChoiceEvent& event) {
+  switch (event.kind) {
+    case text::OutputKind::reasoning:
+      answer.reasoning += event.text;
+      break;
+    case text::OutputKind::content:
+      answer.content += event.text;
+      break;
+    case text::OutputKind::call_name:
+      answer.calls.push_back({std::move(event.call_id), std::move(event.text), {}});
+      break;
+    case text::OutputKind::call_arguments:
+      answer.calls.back().arguments += event.text;
+      break;
+  }
+}
+
 }  // namespace
 
 Generation::Generation(const text::Tokenizer& tokenizer, EngineLink& link, Metrics& metrics,
@@ -117,7 +134,7 @@ void Generation::collect(Slot& slot, std::vector<ChoiceEvent>& events) {
     answer.stop_reason = slot.choice.stop_reason();
   }
   for (ChoiceEvent& event : events) {
-    (event.kind == text::OutputKind::reasoning ? answer.reasoning : answer.content) += event.text;
+    add_text(answer, event);
     answer.scores.insert(answer.scores.end(), event.scores.begin(), event.scores.end());
     answer.token_ids.insert(answer.token_ids.end(), event.token_ids.begin(), event.token_ids.end());
   }

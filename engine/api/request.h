@@ -13,6 +13,7 @@
 #include "engine/api/settings.h"
 #include "engine/runtime/wire.h"
 #include "engine/text/chat_messages.h"
+#include "engine/text/output_parser.h"
 #include "engine/text/tokenizer.h"
 
 namespace glm53::api {
@@ -53,6 +54,8 @@ struct ChatRequest : GenerationRequest {
   std::vector<text::Message> messages;
   std::vector<text::Tool> tools;
   text::ChatOptions chat;
+  text::ToolParsing calls;  ///< of the answer; no tools: none are looked for
+  std::optional<std::string> named_tool;
 };
 
 struct CompletionRequest : GenerationRequest {

@@ -16,9 +16,13 @@ struct Usage {
   int64_t prompt = 0, completion = 0, cached = 0, reasoning = 0;
 };
 
+struct ToolCallAnswer {
+  std::string id, name, arguments;
+};
 /// A finished choice of a whole answer.
 struct ChoiceAnswer {
   std::string content, reasoning;
+  std::vector<ToolCallAnswer> calls;
   std::vector<ScoredToken> scores;
   std::vector<int32_t> token_ids;
   std::string finish_reason;

@@ -48,9 +48,9 @@ class Service {
   void completion(const Incoming& in, const std::shared_ptr<HttpReply>& reply);
   void tokenize(const Incoming& in, const std::shared_ptr<HttpReply>& reply);
   void detokenize(const Incoming& in, const std::shared_ptr<HttpReply>& reply);
-  void start(const GenerationRequest& request, bool is_chat, const std::vector<std::vector<int32_t>>& prompts,
-             std::vector<std::string> echo, std::vector<text::OutputStart> starts, const Incoming& in,
-             const std::shared_ptr<HttpReply>& reply);
+  void start(const GenerationRequest& request, const ChatRequest* chat,
+             const std::vector<std::vector<int32_t>>& prompts, std::vector<std::string> echo,
+             std::vector<text::OutputStart> starts, const Incoming& in, const std::shared_ptr<HttpReply>& reply);
   void answer_echo(const GenerationRequest& request, ResponseFormat& format, const GenerationOptions& options,
                    const std::shared_ptr<HttpReply>& reply) const;
   std::vector<wire::Submit> submits(const GenerationRequest& request, bool is_chat,

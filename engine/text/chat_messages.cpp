@@ -194,6 +194,8 @@ Tool parse_tool(const Json& entry, const std::string& where) {
   if (tool.name.empty()) refuse(at + ".name", "must not be empty");
   if (const Json& parameters = get(body, "parameters"); !parameters.is_null() && !parameters.is_object()) {
     refuse(at + ".parameters", "must be an object");
+  } else if (parameters.is_object()) {
+    tool.parameters = std::make_shared<const Json>(parameters);
   }
   tool.deferred = truthy(get(body, "defer_loading")) || truthy(get(entry, "defer_loading"));
   std::string& line = tool.line;

@@ -1,6 +1,7 @@
 // A conversation after normalisation: the one form the chat template renders, whatever dialect the client spoke.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -50,8 +51,9 @@ struct Message {
 
 struct Tool {
   std::string name;
-  std::string line;       ///< the JSON object of the tools block
-  bool deferred = false;  ///< declared later by a tool_reference
+  std::string line;                                          ///< the JSON object of the tools block
+  bool deferred = false;                                     ///< declared later by a tool_reference
+  std::shared_ptr<const nlohmann::ordered_json> parameters;  ///< JSON schema; null when none was given
 };
 
 /// OpenAI's `messages`. Throws Error(usage) that names the member ("messages[2].content: …").

@@ -92,4 +92,10 @@ std::optional<StopMatcher::Match> StopMatcher::finish(std::string& out) {
   return std::nullopt;
 }
 
+std::optional<StopMatcher::Match> StopMatcher::interrupt(std::string& out) {
+  if (const auto match = finish(out)) return match;
+  for (Pattern& p : patterns_) p.matched = 0;
+  return std::nullopt;
+}
+
 }  // namespace glm53::text

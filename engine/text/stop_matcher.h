@@ -31,6 +31,8 @@ class StopMatcher {
   void pass(std::string_view text, std::string& out);
   /// End of the text: shows what was held back, unless an occurrence is in it.
   std::optional<Match> finish(std::string& out);
+  /// Something else follows before the text goes on: like finish(), and nothing matches across.
+  std::optional<Match> interrupt(std::string& out);
   const std::string& string(size_t index) const { return patterns_[index].text; }
 
  private:

@@ -50,8 +50,9 @@ void Tokenizer::finish() {
     std::stable_sort(bucket.begin(), bucket.end(),
                      [](const Added& a, const Added& b) { return a.text.size() > b.text.size(); });
   }
-  chat_ = {require("<|system|>"),      require("<|user|>"), require("<|assistant|>"),
-           require("<|observation|>"), require("<think>"),  require("</think>")};
+  chat_ = {require("<|system|>"), require("<|user|>"),   require("<|assistant|>"), require("<|observation|>"),
+           require("<think>"),    require("</think>"),   require("<tool_call>"),   require("</tool_call>"),
+           require("<arg_key>"),  require("</arg_key>"), require("<arg_value>"),   require("</arg_value>")};
 }
 
 std::string_view Tokenizer::bytes(int32_t id) const {

@@ -33,6 +33,7 @@ enum class Escape {
 struct ChatTokens {
   int32_t system = 0, user = 0, assistant = 0, observation = 0;
   int32_t think = 0, think_end = 0;
+  int32_t tool_call = 0, tool_call_end = 0, arg_key = 0, arg_key_end = 0, arg_value = 0, arg_value_end = 0;
 };
 
 /// Immutable after construction, thread-safe.

@@ -211,3 +211,108 @@ TEST_CASE("completion log-probabilities count characters") {
   }
   CHECK(offset == answer.content.size());
 }
+
+namespace {
+
+ChoiceOptions with_tools(bool single = false) {
+  ChoiceOptions o = thinking();
+  const Json list = glm53::parse_json(R"([{"name":"ping"},{"name":"say","parameters":{"properties":
+      {"text":{"type":"string"},"loud":{"type":"boolean"}}}}])");
+  o.calls = {std::make_shared<const glm53::text::ToolSet>(glm53::text::parse_tools(list)), single};
+  return o;
+}
+
+constexpr const char* kSay =
+    "r</think>Now.<tool_call>say<arg_key>text</arg_key><arg_value>a \"b\"</arg_value><arg_key>loud</arg_key>"
+    "<arg_value>1</arg_value></tool_call><tool_call>ping</tool_call>";
+
+}  // namespace
+
+TEST_CASE("B02, B10, B12: tool_calls only with a call, and length always wins") {
+  const auto reason = [](ChoiceOptions options, const std::string& text, const std::string& finish) {
+    Choice choice(tiny(), std::move(options));
+    feed(choice, delta(text, finish, finish == "stop" ? 2633 : -1));
+    return choice.finish_reason();
+  };
+  CHECK(reason(with_tools(), kSay, "stop") == "tool_calls");
+  CHECK(reason(with_tools(), "r</think>no call", "stop") == "stop");
+  CHECK(reason(with_tools(), "r</think><tool_call>unknown</tool_call>", "stop") == "stop");
+  CHECK(reason(with_tools(), kSay, "length") == "length");
+  CHECK(reason(with_tools(), "r</think><tool_call>say<arg_key>text</arg_key><arg_value>a", "length") == "length");
+  CHECK(reason(with_tools(), "r</think><tool_call>say<arg_key>text</arg_key><arg_value>a", "stop") == "tool_calls");
+  ChoiceOptions named = with_tools(true);
+  named.named_call = true;
+  CHECK(reason(std::move(named), kSay, "stop") == "stop");
+}
+
+TEST_CASE("without parallel calls the answer ends with its first") {
+  for (const size_t step : {1, 2, 4, 8, 1000}) {
+    Choice choice(tiny(), with_tools(true));
+    const wire::Delta d = delta(kSay, "length");
+    feed(choice, d, step);
+    CHECK(choice.finish_reason() == "tool_calls");
+    REQUIRE(choice.cut().has_value());
+    CHECK(tiny().decode(std::span(d.tokens).first(*choice.cut())).ends_with("1</arg_value></tool_call>"));
+  }
+}
+
+TEST_CASE("stop strings are not looked for in calls, and nothing matches across one") {
+  ChoiceOptions o = with_tools();
+  o.stop = {"Now!", "b", ".!"};
+  Choice choice(tiny(), o);
+  CHECK(feed(choice, delta(std::string(kSay) + "!", "stop", 2633)).content.starts_with("Now."));
+  CHECK(choice.finish_reason() == "tool_calls");
+  CHECK(std::get<int32_t>(choice.stop_reason()) == 2633);
+}
+
+TEST_CASE("B17: a stream of calls says what the whole answer says, whatever the step") {
+  for (const size_t step : {1, 2, 4, 8, 1000}) {
+    Choice choice(tiny(), with_tools());
+    const wire::Delta d = delta(kSay, "stop", 2633);
+    const auto format = chat_format({}, tiny());
+    std::vector<std::string> names, ids, arguments;
+    for (size_t at = 0; at < d.tokens.size(); at += step) {
+      const size_t end = std::min(d.tokens.size(), at + step);
+      wire::Delta part;
+      part.tokens.assign(d.tokens.begin() + static_cast<std::ptrdiff_t>(at),
+                         d.tokens.begin() + static_cast<std::ptrdiff_t>(end));
+      if (end == d.tokens.size()) part.finish = "stop";
+      std::vector<ChoiceEvent> events;
+      choice.consume(part, events);
+      for (const ChoiceEvent& e : events) {
+        const Json chunk = events_of(format->event(0, e, nullptr)).at(0)["choices"][0]["delta"];
+        if (!chunk.contains("tool_calls")) continue;
+        CHECK(chunk.size() == 1);
+        const Json& call = chunk["tool_calls"][0];
+        if (call.contains("id")) {
+          CHECK(call["type"] == "function");
+          CHECK(call["index"] == names.size());
+          names.push_back(call["function"]["name"]);
+          ids.push_back(call["id"]);
+          arguments.emplace_back();
+        }
+        REQUIRE_FALSE(arguments.empty());
+        arguments.back() += call["function"]["arguments"].get<std::string>();
+      }
+    }
+    CHECK(names == std::vector<std::string>{"say", "ping"});
+    CHECK(arguments == std::vector<std::string>{R"({"text": "a \"b\"", "loud": true})", "{}"});
+    REQUIRE(ids.size() == 2);
+    CHECK(ids[0] != ids[1]);
+    CHECK(ids[0].starts_with("call_"));
+    CHECK(ids[0].size() == 29);
+  }
+}
+
+TEST_CASE("a whole answer with calls") {
+  const auto format = chat_format({}, tiny());
+  ChoiceAnswer answer;
+  answer.finish_reason = "tool_calls";
+  answer.calls = {{"call_1", "ping", "{}"}};
+  const Json message = glm53::parse_json(format->whole({answer}, {}))["choices"][0]["message"];
+  CHECK(message["content"].is_null());
+  CHECK(message["tool_calls"] ==
+        Json::parse(R"([{"id":"call_1","type":"function","function":{"name":"ping","arguments":"{}"}}])"));
+  answer.calls.clear();
+  CHECK_FALSE(glm53::parse_json(format->whole({answer}, {}))["choices"][0]["message"].contains("tool_calls"));
+}

@@ -25,7 +25,7 @@ Split split(const std::string& output, OutputStart start) {
   OutputParser parser(tiny(), start);
   std::vector<OutputEvent> events;
   for (const int32_t id : tiny().encode(output)) parser.push(id, events);
-  parser.finish(events);
+  parser.finish(false, events);
   Split result{{}, {}, parser.reasoning_tokens()};
   for (const OutputEvent& e : events) {
     CHECK_FALSE(e.text.empty());
