@@ -35,16 +35,28 @@ __device__ uint4 eight_halves(const LatentView& c, uint2 raw) {
 __device__ void stage_queries(const LatentView& c, const Select& a, int64_t row, uint16_t (*q)[kMaxDim + kPad]) {
   const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31U);
   const int dim = c.index_dim;
-  for (int head = warp; head < kMaxHeads; head += kWarps) {
-    if (eight_bit(c)) {  // 128 wide
-      float v[4] = {};
+  if (eight_bit(c)) {  // 128 wide, bf16
+    constexpr int kEach = kMaxHeads / kWarps;
+    const auto* from = static_cast<const __nv_bfloat16*>(a.query.data) + row * a.query.stride + 4 * lane;
+    float v[kEach][4] = {};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) v[j] = head < a.heads ? at(a.query, row, head * dim + 4 * lane + j) : 0.0F;
-      hadamard128(v);
+    for (int i = 0; i < kEach; ++i) {
+      const int head = min(warp + i * kWarps, static_cast<int>(a.heads) - 1);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) q[head][4 * lane + j] = __half_as_ushort(__float2half_rn(v[j]));
-      continue;
+      for (int j = 0; j < 4; ++j) v[i][j] = __bfloat162float(from[head * dim + j]);
     }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int head = warp + i * kWarps;
+      hadamard128(v[i]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        q[head][4 * lane + j] = head < a.heads ? __half_as_ushort(__float2half_rn(v[i][j])) : uint16_t{0};
+      }
+    }
+    return;
+  }
+  for (int head = warp; head < kMaxHeads; head += kWarps) {
     for (int i = lane; i < dim; i += 32) {
       q[head][i] = head < a.heads ? __bfloat16_as_ushort(__float2bfloat16_rn(at(a.query, row, head * dim + i))) : 0;
     }

@@ -357,7 +357,11 @@ void CudaOps::kda_rows(const KdaArgs& args, bool window, std::string_view op) {
   const int32_t first = window ? 0 : b.window_seqs, count = window ? b.window_seqs : b.seqs - b.window_seqs;
   const cudaStream_t on = stream();
   check(cudaFuncSetAttribute(run_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Tile)), op);
-  if (count > 0 && !run_lanes(c, b, in, first, count, window, on)) {
+  bool done = count == 0;
+  if (!done && !window && in.q.bf16) {
+    done = run_chunks(c, b, in, first, count, scratch<std::byte>(Area::attention, chunk_room(c)), on);
+  }
+  if (!done && !run_lanes(c, b, in, first, count, window, on)) {
     run_rows<<<dim3(u(count), u(c.heads), u((c.dim + kColumns - 1) / kColumns)), kColumns * kKeyGroups, sizeof(Tile),
                on>>>(c, b, in, first, window);
   }

@@ -66,6 +66,13 @@ __device__ inline RawRow raw_row(const KdaRows& in, int64_t r, int64_t column, i
           at(in.beta, r, head)};
 }
 
+/// The chunked form on tensor cores (spec runtime §3.4), for bf16 inputs and heads of 64 and 128: pieces of the
+/// absolute grid of 64. False where a size, a dtype or an alignment does not fit and nothing was done. `room` holds
+/// chunk_room(c) bytes, 16-byte aligned.
+bool run_chunks(const KdaView& c, const Rows& b, const KdaRows& in, int32_t first_seq, int32_t seqs, void* room,
+                cudaStream_t on);
+size_t chunk_room(const KdaView& c);
+
 /// The recurrence with the state in registers, for heads of 64 and 128; false for others, and nothing was done. Window
 /// sequences commit their replay records first and leave the new rows out of the state; chunk sequences leave them in
 /// it and export states on the way.

@@ -12,6 +12,7 @@ constexpr int kStreams = 4, kValues = (2 + kStreams) * kStreams;
 constexpr int kSlice = 128;            // columns, and threads, of a block of `spread`
 constexpr int kRowTile = 4;            // rows that share one reading of fn
 constexpr int kPartial = kValues + 1;  // products, then the sum of squares
+constexpr int64_t kFewRows = 64;       // the same bits on either side
 constexpr int kMixThreads = 512, kMaxHidden = 8192, kPerThread = kMaxHidden / kMixThreads;
 
 struct Seam {
@@ -23,12 +24,20 @@ struct Seam {
   int slices;
 };
 
-/// Block (slice, four rows). T: type of fn.
-template <class T>
+/// Block (slice, four rows). T: type of fn. kFew: where rows are few, waiting is what counts, and fn is read while the
+/// kernel before still runs; where they are many, registers are.
+template <class T, bool kFew>
 __global__ void __launch_bounds__(kSlice) spread(Seam a) {
   __shared__ float sums[kSlice / 32][kRowTile * kPartial];
+  const int64_t d = int64_t{blockIdx.x} * kSlice + threadIdx.x;
+  const T* fn = static_cast<const T*>(a.fn.data) + d;
+  T weights[kFew ? kValues * kStreams : 1];
+  if constexpr (kFew) {
+#pragma unroll
+    for (int o = 0; o < kValues * kStreams; ++o) weights[o] = __ldg(fn + o * a.hidden);
+  }
   after_previous();
-  const int64_t d = int64_t{blockIdx.x} * kSlice + threadIdx.x, first = int64_t{blockIdx.y} * kRowTile;
+  const int64_t first = int64_t{blockIdx.y} * kRowTile;
   const int rows = static_cast<int>(min(int64_t{kRowTile}, a.rows - first));
   float x[kRowTile][kStreams] = {};
 #pragma unroll
@@ -62,13 +71,13 @@ __global__ void __launch_bounds__(kSlice) spread(Seam a) {
       if (lane == 0) sums[warp][r * kPartial + o] = total;
     }
   };
-  const T* fn = static_cast<const T*>(a.fn.data) + d;
-#pragma unroll 4
+#pragma unroll(kFew ? kValues : 4)
   for (int o = 0; o < kValues; ++o) {
     float v[kRowTile] = {};
 #pragma unroll
     for (int s = 0; s < kStreams; ++s) {
-      const auto w = static_cast<float>(__ldg(fn + (o * kStreams + s) * a.hidden));
+      const int i = o * kStreams + s;
+      const auto w = static_cast<float>(kFew ? weights[kFew ? i : 0] : __ldg(fn + i * a.hidden));
 #pragma unroll
       for (int r = 0; r < kRowTile; ++r) v[r] = fmaf(w, x[r][s], v[r]);
     }
@@ -122,10 +131,20 @@ __device__ float sinkhorn(float v, float eps, int iterations) {
 }
 
 /// Block (row).
+template <bool kFew>
 __global__ void __launch_bounds__(kMixThreads) mix(Coefficients a) {
   __shared__ float room[32], pre[kStreams];
   after_previous();
   const int64_t row = blockIdx.x, hidden = a.u.columns;
+  // The first streams' values come while the first warp works out the coefficients.
+  constexpr int kEarly = kFew ? 8 : 0;
+  float x[kFew ? kEarly : 1][kStreams];
+#pragma unroll
+  for (int i = 0; i < kEarly; ++i) {
+    const int64_t d = min(int64_t{i} * kMixThreads + threadIdx.x, hidden - 1);
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) x[i][s] = at(a.streams, row, s * hidden + d);
+  }
   if (threadIdx.x < 32) {
     const auto lane = static_cast<int>(threadIdx.x);
     float m = 0;
@@ -146,9 +165,10 @@ __global__ void __launch_bounds__(kMixThreads) mix(Coefficients a) {
   for (int i = 0; i < kPerThread; ++i) {
     const int64_t d = int64_t{i} * kMixThreads + threadIdx.x;
     if (d >= hidden) break;
-    float v = pre[0] * at(a.streams, row, d);
+    const auto value = [&](int s) { return i < kEarly ? x[kFew ? i % 8 : 0][s] : at(a.streams, row, s * hidden + d); };
+    float v = pre[0] * value(0);
 #pragma unroll
-    for (int s = 1; s < kStreams; ++s) v += pre[s] * at(a.streams, row, s * hidden + d);
+    for (int s = 1; s < kStreams; ++s) v += pre[s] * value(s);
     mixed[i] = v;
     squares = fmaf(v, v, squares);
   }
@@ -198,8 +218,11 @@ bool CudaOps::mhc_seam(const MhcPostArgs* before, const MhcPreArgs& args) {
   const cudaStream_t on = stream();
   const auto rows = static_cast<unsigned>(seam.rows);
   const dim3 grid(static_cast<unsigned>(seam.slices), (rows + kRowTile - 1) / kRowTile);
-  launch_next(seam.fn.bf16 ? spread<__nv_bfloat16> : spread<float>, grid, kSlice, on, seam);
-  launch_next(mix, rows, kMixThreads, on, next);
+  const bool few = seam.rows <= kFewRows;
+  const auto spreading = seam.fn.bf16 ? (few ? spread<__nv_bfloat16, true> : spread<__nv_bfloat16, false>)
+                                      : (few ? spread<float, true> : spread<float, false>);
+  launch_next(spreading, grid, kSlice, on, seam);
+  launch_next(few ? mix<true> : mix<false>, rows, kMixThreads, on, next);
   return true;
 }
 

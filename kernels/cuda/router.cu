@@ -1,6 +1,7 @@
 // Router (spec model §6), fp32 throughout.
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace glm53::cuda {
 namespace {
@@ -108,6 +109,60 @@ __global__ void route(Route a) {
   }
 }
 
+constexpr int kMaxExperts = 1024;  // of route_flat: a thread each
+constexpr int64_t kFewRows = 64;   // more rows fill the card with a warp each
+
+/// The same for one group: a block a row, every expert finds its rank among the others.
+__global__ void __launch_bounds__(kMaxExperts) route_flat(Route a) {
+  __shared__ __align__(16) float b[kMaxExperts];
+  __shared__ float s[kMaxExperts];
+  __shared__ int chosen[kMaxExperts], counts[32];
+  const int n = a.experts, e = static_cast<int>(threadIdx.x), lane = e & 31, warp = e >> 5;
+  const float bias = e < n ? at(a.bias, e) : 0.0F;
+  after_previous();
+  const int64_t row = blockIdx.x;
+  int32_t* index = a.index + row * a.index_stride;
+  if (row >= a.real_rows) {
+    for (int i = e; i < a.k; i += static_cast<int>(blockDim.x)) {
+      index[i] = -1;
+      put(a.weight, row, i, 0.0F);
+    }
+    return;
+  }
+  float mine = -INFINITY;
+  if (e < n) {
+    s[e] = sigmoid(at(a.logits, row, e));
+    const float v = s[e] + bias;
+    mine = isnan(v) ? -INFINITY : v;
+  }
+  b[e] = mine;
+  __syncthreads();
+  int rank = 0;
+  for (int i = 0; i < static_cast<int>(blockDim.x); i += 4) {  // whole warps: values past n are −∞ and come last
+    const float4 v = *reinterpret_cast<const float4*>(&b[i]);
+    rank += v.x > mine || (v.x == mine && i < e) ? 1 : 0;
+    rank += v.y > mine || (v.y == mine && i + 1 < e) ? 1 : 0;
+    rank += v.z > mine || (v.z == mine && i + 2 < e) ? 1 : 0;
+    rank += v.w > mine || (v.w == mine && i + 3 < e) ? 1 : 0;
+  }
+  const bool in = e < n && rank < a.k;
+  const unsigned mask = __ballot_sync(0xffffffffU, in);
+  if (lane == 0) counts[warp] = __popc(mask);
+  __syncthreads();
+  int place = __popc(mask & ((1U << lane) - 1U));
+  for (int w = 0; w < warp; ++w) place += counts[w];
+  if (in) chosen[place] = e;
+  __syncthreads();
+  if (warp != 0) return;
+  float total = 0;
+  for (int i = 0; i < a.k; ++i) total += s[chosen[i]];  // in ascending order
+  for (int i = lane; i < a.k; i += 32) {
+    const float w = a.normalize ? s[chosen[i]] / (total + 1e-20F) : s[chosen[i]];
+    index[i] = chosen[i];
+    put(a.weight, row, i, w * a.scale);
+  }
+}
+
 }  // namespace
 
 void CudaOps::router(const RouterArgs& args) {
@@ -138,6 +193,10 @@ void CudaOps::router(const RouterArgs& args) {
   a.normalize = args.normalize;
   a.scale = args.scale;
   dense(w, experts, x.columns, x, a.logits, 0, true);
+  if (args.groups <= 1 && experts <= kMaxExperts && rows <= kFewRows) {
+    const auto threads = static_cast<unsigned>((experts + 31) / 32 * 32);
+    return launch_next(route_flat, dim3(static_cast<unsigned>(rows)), dim3(threads), stream(), a);
+  }
   const size_t shared = static_cast<size_t>(experts) * (3 * sizeof(float) + 1);
   route<<<static_cast<unsigned>(rows), 32, shared, stream()>>>(a);
   check(cudaGetLastError(), op);

@@ -27,7 +27,7 @@ TEST_CASE("mhc_post_pre and mhc_pre with four streams: values, and every row as 
     const Weight host_base = plain(base, values, 1), host_scale = plain(scale, 3, 1);
     const Weight fn_d = device.put(fn.w), base_d = device.put(host_base), scale_d = device.put(host_scale);
     const Weight norm_d = device.put(norm.w);
-    for (const int64_t rows : {1, 3, 4, 9}) {
+    for (const int64_t rows : {1, 3, 4, 9, 70}) {
       CAPTURE(hidden);
       CAPTURE(rows);
       State s{random.normals(rows * 4 * hidden), random.normals(rows * hidden), random.normals(rows * 4),
