@@ -42,6 +42,8 @@ constexpr std::array kMessages{
             "Check cable and driver; give the agent's user access to `/dev/infiniband`."},
     Message{"E225", "Too little memory may be locked for RDMA.", "Set `LimitMEMLOCK=infinity` in the unit."},
     Message{"W226", "An RDMA write is slower than the link.", "Boot both machines from cold."},
+    Message{"E230", "The disk of `paths.state` is full: nothing new can be recorded.",
+            "Make room there; what was recorded is whole, and the agent goes on by itself."},
     Message{"E301", "The worker's agent does not answer.",
             "Start `glm53-agent` there; check `worker.admin`, and who is a member (`glm53ctl node list`)."},
     Message{"E303", "The host key of a machine is not known to ssh, or it has changed.",

@@ -18,7 +18,16 @@ WishAnswer Driver::want(const Wish& wish) {
   WishAnswer answer;
   {
     const std::lock_guard lock(mutex_);
-    answer = wish.running ? want_running(wish) : want_stopped(wish);
+    const state::WantedRow wanted = wanted_;
+    const Effective effective = effective_;
+    try {
+      answer = wish.running ? want_running(wish) : want_stopped(wish);
+    } catch (...) {
+      // What could not be recorded (a full disk) or was refused halfway is not wanted.
+      wanted_ = wanted;
+      effective_ = effective;
+      throw;
+    }
   }
   wake();
   return answer;

@@ -169,6 +169,10 @@ void Database::use(const char* what, const std::function<void(SQLite::Database&)
   try {
     body(*db_);
   } catch (const SQLite::Exception& e) {
+    if (e.getErrorCode() == SQLITE_FULL) {
+      throw Error(Code::unavailable, cat("E230 the disk of paths.state is full (", what, ")"),
+                  "make room there: nothing was lost, and it goes on by itself; then ask again");
+    }
     throw Error(Code::internal, cat("state database, ", what, ": ", e.what()));
   }
 }

@@ -52,7 +52,8 @@ class Database {
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
 
-  /// Runs `body` with the connection. SQLite's exceptions become Error(internal) naming `what`.
+  /// Runs `body` with the connection. SQLite's exceptions become Error(internal) naming `what`, a full
+  /// disk Error(unavailable) E230.
   void use(const char* what, const std::function<void(SQLite::Database&)>& body);
   /// The same within one transaction; an exception rolls it back.
   void transact(const char* what, const std::function<void(SQLite::Database&)>& body);
