@@ -1,6 +1,8 @@
 // Scores of pooled keys on tensor cores, for bf16 activations (spec model §5.2, runtime §1.4): a warp has 16 pools as
 // rows of A, the heads' queries are the columns of B. 8-bit keys become fp16 without loss and meet rotated queries in
 // fp16; bf16 keys meet the queries as they are. The heads are added in a fixed order.
+#include <algorithm>
+
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/index_select.cuh"
 #include "kernels/cuda/latent.cuh"
@@ -10,8 +12,9 @@ namespace glm53::cuda {
 namespace {
 
 constexpr int kWarps = 8, kMaxHeads = 32, kMaxDim = 128;
-constexpr int kPad = 32;     // of a row of queries: eight lanes' 16 bytes lie in different banks
-constexpr int kSlice = 512;  // pools of a block
+constexpr int kPad = 32;  // of a row of queries: eight lanes' 16 bytes lie in different banks
+constexpr int kLeastSlice = 512, kMostSlice = 8192;  // pools of a block
+constexpr int64_t kBlocks = 256;                     // to aim at: each takes a while to begin
 
 /// Eight codes, in the order of memory, as fp16.
 __device__ uint4 eight_halves(const LatentView& c, uint2 raw) {
@@ -81,12 +84,12 @@ __device__ uint4 load_keys(const LatentView& c, const uint8_t* keys, int k) {
 
 /// Block (slice of pools, row); kSteps·32 values a key.
 template <bool kEight, int kSteps>
-__global__ void __launch_bounds__(32 * kWarps, 2) score(Rows b, LatentView c, Select a) {
+__global__ void __launch_bounds__(32 * kWarps, 2) score(Rows b, LatentView c, Select a, int slice) {
   __shared__ __align__(16) uint16_t q[kMaxHeads][kMaxDim + kPad];
   __shared__ float weights[kMaxHeads];
   __shared__ int digits[kBins];
   const int64_t row = a.first_row + blockIdx.y;
-  const auto begin = static_cast<int>(blockIdx.x) * kSlice;
+  const auto begin = static_cast<int>(blockIdx.x) * slice;
   const auto n = static_cast<int>(candidates(b, c, a, row));
   if (begin >= n || (n <= a.top && a.shown.data == nullptr)) return;
   stage_queries(c, a, row, q);
@@ -98,7 +101,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) score(Rows b, LatentView c, Se
   const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31U);
   const int g = lane >> 2, t = lane & 3;
   const float scale = rsqrtf(static_cast<float>(c.index_dim)) * rsqrtf(static_cast<float>(a.heads));
-  const int per_block = kBlockTokens / c.kpool, seq = b.row_seq[row], last = min(begin + kSlice, n);
+  const int per_block = kBlockTokens / c.kpool, seq = b.row_seq[row], last = min(begin + slice, n);
   for (int first = begin + 16 * warp; first < last; first += 16 * kWarps) {
     uint4 rows[kSteps][2];
     float scales[2];
@@ -148,17 +151,16 @@ __global__ void __launch_bounds__(32 * kWarps, 2) score(Rows b, LatentView c, Se
   if (a.choices != nullptr) count_digits(a, digits);
 }
 
-void launch_bf16(const Rows& b, const LatentView& c, const Select& a, unsigned rows, cudaStream_t on) {
-  const dim3 grid(static_cast<unsigned>((a.most + kSlice - 1) / kSlice), rows);
+void launch_bf16(const Rows& b, const LatentView& c, const Select& a, dim3 grid, int slice, cudaStream_t on) {
   switch (c.index_dim / 32) {
     case 1:
-      return score<false, 1><<<grid, 32 * kWarps, 0, on>>>(b, c, a);
+      return score<false, 1><<<grid, 32 * kWarps, 0, on>>>(b, c, a, slice);
     case 2:
-      return score<false, 2><<<grid, 32 * kWarps, 0, on>>>(b, c, a);
+      return score<false, 2><<<grid, 32 * kWarps, 0, on>>>(b, c, a, slice);
     case 3:
-      return score<false, 3><<<grid, 32 * kWarps, 0, on>>>(b, c, a);
+      return score<false, 3><<<grid, 32 * kWarps, 0, on>>>(b, c, a, slice);
     default:
-      return score<false, 4><<<grid, 32 * kWarps, 0, on>>>(b, c, a);
+      return score<false, 4><<<grid, 32 * kWarps, 0, on>>>(b, c, a, slice);
   }
 }
 
@@ -169,11 +171,13 @@ bool CudaOps::score_flash(const Rows& b, const LatentView& c, const Select& a, u
       c.format == static_cast<int>(KvFormat::fp8_c528) || c.format == static_cast<int>(KvFormat::int8_c528);
   if (!a.query.bf16 || a.heads > kMaxHeads || c.format == static_cast<int>(KvFormat::f32)) return false;
   if (c.index_dim > kMaxDim || c.index_dim % 32 != 0 || (eight && c.index_dim != kMaxDim)) return false;
+  const int64_t wanted = (a.most * rows / kBlocks + kLeastSlice - 1) / kLeastSlice * kLeastSlice;
+  const auto slice = static_cast<int>(std::clamp<int64_t>(wanted, kLeastSlice, kMostSlice));
+  const dim3 grid(static_cast<unsigned>((a.most + slice - 1) / slice), rows);
   if (eight) {
-    score<true, 4>
-        <<<dim3(static_cast<unsigned>((a.most + kSlice - 1) / kSlice), rows), 32 * kWarps, 0, stream()>>>(b, c, a);
+    score<true, 4><<<grid, 32 * kWarps, 0, stream()>>>(b, c, a, slice);
   } else {
-    launch_bf16(b, c, a, rows, stream());
+    launch_bf16(b, c, a, grid, slice, stream());
   }
   check(cudaGetLastError(), "index_select");
   return true;
