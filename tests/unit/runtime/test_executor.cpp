@@ -1,124 +1,15 @@
 // The executor on the model of the repository: what a request gets does not depend on who runs beside it.
-#include <deque>
 #include <limits>
-#include <map>
 
 #include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
 #include "common/error.h"
-#include "common/file.h"
-#include "common/json.h"
-#include "engine/runtime/model_executor.h"
-#include "engine/runtime/scheduler.h"
+#include "tests/unit/runtime/tiny_server.h"
 
 using namespace glm53;
+using namespace glm53::test;
 
 namespace {
-
-using Tokens = std::vector<int32_t>;
-const std::string kModel = GLM53_SOURCE_DIR "/models/glm53-tiny";
-
-struct Sample {
-  std::string name;
-  Tokens prompt, output;
-  double margin;
-};
-std::vector<Sample> samples() {
-  std::vector<Sample> all;
-  for (const auto& s : parse_json(read_file(GLM53_SOURCE_DIR "/tests/golden/data/glm53-tiny/samples.json")))
-    all.push_back({s["name"], s["prompt_ids"], s["output_ids"], s["smallest_margin"]});
-  return all;
-}
-
-/// Model, caches, scheduler and executor of one rank.
-struct Server {
-  Server() : Server(1024) {}
-  explicit Server(int max_context) {
-    limits.max_rows = 256;
-    limits.max_seqs = 6;
-    limits.max_context = max_context;
-    limits.max_logit_rows = 6;
-    ops = make_cpu_ops(2);
-    comm = make_single_communicator();
-    model = load_model(kModel, FormatPolicy::as_stored(), limits, *ops, *comm);
-    caches = make_caches(model->geometry(), {.blocks = 60, .slots = 6, .snaps = 6}, *ops);
-    const auto vocab = static_cast<int32_t>(model->config().vocab);
-    table = std::make_unique<SamplingTable>(TokenSpace{vocab, 2660, model->config().eos});
-    restart();
-  }
-  void restart(int snaps = 0, int seqs = 6) {
-    SchedulerLimits l;
-    l.max_context = limits.max_context;
-    l.max_seqs = seqs;
-    l.max_rows = limits.max_rows;
-    l.prefill_chunk = 128;
-    l.max_window = limits.max_window;
-    l.layers = model->config().layers;
-    l.blocks = 60;
-    l.snaps = snaps;
-    l.snap_interval = 0;
-    scheduler = std::make_unique<Scheduler>(l, *table, 1);
-    scheduler->set_gate(true);
-    executor = std::make_unique<ModelExecutor>(*model, caches.caches, *ops, table.get());
-  }
-  void turn() {
-    const auto plan = scheduler->plan(Scheduler::Time(0));
-    if (!plan) return;
-    executor->submit(*plan);
-    StepResult result = executor->poll().value();
-    result.device_ms = cost(*plan);
-    scheduler->complete(result);
-    for (const wire::Delta& d : scheduler->take_deltas()) {
-      Tokens& t = output[d.id];
-      t.insert(t.end(), d.tokens.begin(), d.tokens.end());
-      finish[d.id] = d.finish;
-      cached[d.id] = std::max(cached[d.id], d.cached_tokens);
-    }
-  }
-  /// Milliseconds as the scheduler is to believe: a row of a prompt is half as long as a step of generation, so that
-  /// pieces beside others pass the layers one by one.
-  double cost(const StepPlan& plan) {
-    double ms = 0;
-    size_t prompt = 0;
-    for (const SeqStep& s : plan.seqs) {
-      if (s.regime == Regime::window)
-        ms = 2;
-      else
-        prompt += s.tokens.size();
-    }
-    if (plan.piece == LayerSpan{}) return ms + static_cast<double>(prompt);
-    ++parts;
-    standing = plan.piece.last < model->config().layers;
-    if (plan.piece.first == 0) piece_rows = prompt;
-    return ms + static_cast<double>(piece_rows) * (plan.piece.last - plan.piece.first) / model->config().layers;
-  }
-  Tokens alone(const wire::Submit& r) {
-    output.clear();
-    scheduler->submit(r);
-    while (!scheduler->idle()) turn();
-    return output[r.id];
-  }
-
-  ModelLimits limits;
-  std::unique_ptr<Ops> ops;
-  std::unique_ptr<Communicator> comm;
-  std::unique_ptr<Model> model;
-  OwnedCaches caches;
-  std::unique_ptr<SamplingTable> table;
-  std::unique_ptr<Scheduler> scheduler;
-  std::unique_ptr<ModelExecutor> executor;
-  std::map<uint64_t, Tokens> output;
-  std::map<uint64_t, std::string> finish;
-  std::map<uint64_t, uint32_t> cached;
-  size_t parts = 0, piece_rows = 0;  // steps that took a piece through some of the layers; rows of the newest
-  bool standing = false;             // a piece stands between two layers
-};
-
-Server& server() {
-  static Server s;
-  return s;
-}
 
 /// The model, but for logits that are no numbers in the given forward pass.
 class Poisoned final : public Model {
@@ -145,16 +36,6 @@ class Poisoned final : public Model {
   Model& inner_;
   int left_;
 };
-
-wire::Submit request(uint64_t id, const Tokens& prompt, int32_t max_tokens) {
-  wire::Submit r;
-  r.id = id;
-  r.prompt = prompt;
-  r.seed = id;
-  r.sampling.temperature = 0;
-  r.sampling.max_tokens = max_tokens;
-  return r;
-}
 
 }  // namespace
 
