@@ -101,7 +101,7 @@ __device__ void multiply_step(const Codes<kFp8, kMt>& w, const __nv_bfloat16* x,
 }
 
 template <bool kFp8, int kTiles, int kMt, int kWarps, int kUnroll>
-__global__ void __launch_bounds__(32 * kWarps, kWarps == 4 ? 3 : 1) skinny_quantised(Job job) {
+__global__ void __launch_bounds__(32 * kWarps, kWarps == 4 && kTiles == 1 ? 3 : 1) skinny_quantised(Job job) {
   constexpr int kOut = 16 * kMt, kCols = 8 * kTiles, kInputs = kStepInputs<kFp8>;
   __shared__ float sums[kWarps][kOut][kCols + 1];
   const int lane = static_cast<int>(threadIdx.x & 31U), warp = static_cast<int>(threadIdx.x >> 5);
