@@ -45,6 +45,37 @@ const checks = {
     assert.ok(pieces > 3);
     assert.ok(usage.completion_tokens > 5);
   },
+  // For a server that gives the prompt back: the calls of the history are the answer's, and grow by a round.
+  async tools() {
+    const parameters = { type: 'object', properties: { city: { type: 'string' }, days: { type: 'integer' } } };
+    const tools = [{ type: 'function', function: { name: 'weather', parameters } }];
+    const wanted = { name: 'weather', arguments: '{"city": "Z\u00fcrich", "days": 3}' };
+    const first = { id: 'call_1', type: 'function', function: { ...wanted, arguments: '{"city":"Z\u00fcrich","days":3}' } };
+    const history = [
+      ...messages,
+      { role: 'assistant', content: null, tool_calls: [first] },
+      { role: 'tool', tool_call_id: 'call_1', content: 'sunny' },
+    ];
+    const body = { ...plain, tools, max_tokens: 2000 };
+    const answer = (await client.chat.completions.create({ ...body, messages: history })).choices[0];
+    assert.equal(answer.finish_reason, 'tool_calls');
+    assert.deepEqual(answer.message.tool_calls.map((call) => call.function), [wanted]);
+    assert.match(answer.message.content, /sunny/);
+
+    const [call] = answer.message.tool_calls;
+    history.push({ role: 'assistant', content: null, tool_calls: [call] }, { role: 'tool', tool_call_id: call.id, content: 'rain' });
+    const stream = client.chat.completions.stream({ ...body, messages: history });
+    const whole = (await stream.finalChatCompletion()).choices[0];
+    assert.equal(whole.finish_reason, 'tool_calls');
+    assert.deepEqual(whole.message.tool_calls.map((one) => one.function.name), ['weather', 'weather']);
+    for (const one of whole.message.tool_calls) assert.equal(one.function.arguments, wanted.arguments);
+    assert.equal(new Set(whole.message.tool_calls.map((one) => one.id)).size, 2);
+
+    const none = (await client.chat.completions.create({ ...body, messages: history, tool_choice: 'none' })).choices[0];
+    assert.equal(none.finish_reason, 'stop');
+    assert.equal(none.message.tool_calls, undefined);
+    assert.match(none.message.content, /<tool_call>weather<arg_key>city/);
+  },
   async abort() {
     const stream = await client.chat.completions.create({
       ...plain, messages: [{ role: 'user', content: 'Count from 1 to 60.' }], max_tokens: 400, stream: true,
