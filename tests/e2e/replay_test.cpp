@@ -83,3 +83,47 @@ TEST_CASE("a rank that stands still is given up by the collective it misses; nob
   LocalCluster cluster(options);
   disturb(cluster, "rank1", SIGSTOP);
 }
+
+TEST_CASE("a request present at two deaths is answered as an error; one present at the second only gets its text") {
+  LocalCluster cluster(real_engine());
+  cluster.up();
+  const std::string prompt = "Count from 1 to 39.";
+  const std::string expected = cluster.chat(prompt, 120);
+  CHECK(contains(expected, "1, 2, 3, 4, 5"));
+  std::atomic<int> poison_pieces = 0, other_pieces = 0;
+  std::string error, answer;
+  std::thread poison([&] {
+    const Json body = {{"messages", Json::array({{{"role", "user"}, {"content", "Count from 1 to 30."}}})},
+                       {"max_tokens", 2000},
+                       {"temperature", 0},
+                       {"ignore_eos", true},
+                       {"stream", true},
+                       {"chat_template_kwargs", {{"enable_thinking", false}}}};
+    try {
+      cluster.stream(body, 120s, [&](const std::string&) { ++poison_pieces; });
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+  });
+  const bool started = wait_for([&] { return poison_pieces >= 3; });
+  const pid_t rank = cluster.process_pid("rank1");
+  const bool first = started && rank > 0 && ::kill(rank, SIGKILL) == 0 && cluster.wait_up(1);
+  std::thread other([&] {
+    try {
+      answer = cluster.stream_chat(prompt, 120, [&](const std::string&) { ++other_pieces; });
+    } catch (const std::exception& e) {
+      answer = e.what();
+    }
+  });
+  const bool both = wait_for([&] { return other_pieces >= 1; });
+  const pid_t pid = cluster.process_pid("rank1");
+  const bool second = first && both && pid > 0 && ::kill(pid, SIGKILL) == 0;
+  poison.join();
+  other.join();
+  CHECK(first);
+  CHECK(second);
+  CHECK(contains(error, "died twice"));
+  CHECK(answer == expected);
+  CHECK(cluster.wait_up(2));
+  CHECK(cluster.status()["cluster"]["restarts"] == 2);
+}
