@@ -75,13 +75,13 @@ constexpr std::array kChatMembers = {
     MemberRule{"documents", kAccepted},
     MemberRule{"vllm_xargs", kAccepted},
     MemberRule{"media_io_kwargs", kAccepted},
-    MemberRule{"thinking_token_budget", kRefused, "-1"},
+    MemberRule{"thinking_token_budget", kHonoured},
     MemberRule{"prompt_logprobs", kRefused},
-    MemberRule{"bad_words", kRefused, "[]"},
-    MemberRule{"structured_outputs", kRefused},
+    MemberRule{"bad_words", kHonoured},
+    MemberRule{"structured_outputs", kHonoured},
     MemberRule{"guided_json", kRefused},
     MemberRule{"guided_regex", kRefused},
-    MemberRule{"guided_choice", kRefused},
+    MemberRule{"guided_choice", kHonoured},
     MemberRule{"guided_grammar", kRefused},
     MemberRule{"chat_template", kRefused},
     MemberRule{"mm_processor_kwargs", kRefused, "{}"},
@@ -136,10 +136,23 @@ void parse_tool_choice(const Members& members, ChatRequest& out) {
   if (out.tools.empty()) return;
   out.calls.tools = std::make_shared<const text::ToolSet>(out.tools);
   if (choice.is_null() || choice == "auto") return;
-  if (choice == "required" || choice.is_object()) {
-    Members::refuse("tool_choice", "only \"auto\" and \"none\" are supported");
+  if (choice.is_object()) {
+    const Json* function = choice.contains("function") ? &choice["function"] : &choice;
+    if (choice.value("type", Json()) != "function" || !function->is_object() || !function->contains("name") ||
+        !(*function)["name"].is_string()) {
+      Members::refuse("tool_choice", "must be {\"type\": \"function\", \"function\": {\"name\": …}}");
+    }
+    out.named_tool = (*function)["name"].get<std::string>();
+    if (!out.calls.tools->contains(*out.named_tool)) {
+      Members::refuse("tool_choice", cat("no function of the name \"", *out.named_tool, "\" is declared"));
+    }
+    out.calls.single = true;
+  } else if (choice != "required") {
+    Members::refuse("tool_choice", "must be \"auto\", \"none\", \"required\" or a function's name");
   }
-  Members::refuse("tool_choice", "must be \"auto\", \"none\", \"required\" or a function's name");
+  out.needs_call = true;
+  if (out.sampling.ignore_eos) Members::refuse("ignore_eos", "does not go with a required call");
+  if (!out.choices.empty()) Members::refuse("tool_choice", "a required call does not go with a choice of texts");
 }
 
 void parse_response_format(const Members& members) {
@@ -171,6 +184,9 @@ ChatRequest parse_chat_request(const Json& body, const RequestContext& context) 
   parse_tool_choice(members, out);
   parse_response_format(members);
   parse_logprobs(members, out);
+  if (const auto budget = members.integer("thinking_token_budget", -1, INT32_MAX); budget && *budget >= 0) {
+    out.thinking_budget = static_cast<int32_t>(*budget);
+  }
   members.boolean("add_special_tokens", false);
   const char* name = members.given("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
   if (const auto max = members.integer(name, 1, INT32_MAX)) out.max_tokens = static_cast<int32_t>(*max);

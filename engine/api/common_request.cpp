@@ -107,6 +107,43 @@ void parse_salt(const Members& members, GenerationRequest& out) {
   out.salt = *salt;
 }
 
+constexpr size_t kMaxChoiceTexts = 4096, kMaxBadWords = 1024;
+
+std::vector<std::string> strings(std::string_view name, const Json& value, size_t most) {
+  std::vector<std::string> out;
+  if (value.is_null()) return out;
+  if (!value.is_array()) Members::refuse(name, "must be an array of strings");
+  if (value.size() > most) Members::refuse(name, cat(value.size(), " strings, at most ", most, " are allowed"));
+  for (const Json& one : value) {
+    if (!one.is_string()) Members::refuse(name, "must be an array of strings");
+    out.push_back(one.get<std::string>());
+    if (out.back().empty()) Members::refuse(name, "a string must not be empty");
+  }
+  return out;
+}
+
+/// Of structured_outputs only a choice among texts is known.
+void parse_structure(const Members& members, GenerationRequest& out) {
+  out.bad_words = strings("bad_words", members.get("bad_words"), kMaxBadWords);
+  const Json& structured = members.get("structured_outputs");
+  const Json* choice = &members.get("guided_choice");
+  std::string_view name = "guided_choice";
+  if (!structured.is_null()) {
+    name = "structured_outputs";
+    if (!structured.is_object()) Members::refuse(name, "must be an object");
+    for (const auto& [key, value] : structured.items()) {
+      if (!value.is_null() && key != "choice") Members::refuse(name, cat(key, " is not supported, only choice is"));
+    }
+    if (!choice->is_null()) Members::refuse(name, "does not go with guided_choice");
+    if (structured.contains("choice")) choice = &structured["choice"];
+    if (choice->is_null()) Members::refuse(name, "choice is missing");
+  }
+  if (choice->is_null()) return;
+  out.choices = strings(name, *choice, kMaxChoiceTexts);
+  if (out.choices.empty()) Members::refuse(name, "the choice must not be empty");
+  if (out.sampling.ignore_eos) Members::refuse("ignore_eos", "does not go with a choice of texts");
+}
+
 }  // namespace
 
 std::string check_model(const Json& member, const Settings& settings) {
@@ -126,6 +163,7 @@ void parse_common(const Members& members, const RequestContext& context, Generat
   parse_stop(members, out);
   parse_stream(members, out);
   parse_salt(members, out);
+  parse_structure(members, out);
   out.n = static_cast<int>(members.integer("n", 1, kMaxChoices).value_or(1));
   if (out.n > 1 && out.sampling.temperature == 0) Members::refuse("n", "n must be 1 when using greedy sampling");
   out.include_stop = members.boolean("include_stop_str_in_output", false);

@@ -99,17 +99,20 @@ void Service::completion(const Incoming& in, const std::shared_ptr<HttpReply>& r
     const std::string text = tokenizer_.decode(prompt, request.skip_special);
     for (int k = 0; k < request.n; ++k) echo.push_back(text);
   }
-  std::vector<text::OutputStart> starts(request.prompts.size());
+  const std::vector<text::OutputStart> starts(request.prompts.size());
   std::vector<std::vector<int32_t>> prompts = std::move(request.prompts);
-  start(request, nullptr, prompts, std::move(echo), std::move(starts), in, reply);
+  start(request, nullptr, prompts, std::move(echo), starts, in, reply);
 }
 
-std::vector<wire::Submit> Service::submits(const GenerationRequest& request, bool is_chat,
-                                           const std::vector<std::vector<int32_t>>& prompts, uint64_t first_id,
+std::vector<wire::Submit> Service::submits(const GenerationRequest& request, const ChatRequest* chat,
+                                           const std::vector<std::vector<int32_t>>& prompts,
+                                           const std::vector<text::OutputStart>& starts, uint64_t first_id,
                                            const std::string& key) const {
   const uint64_t seed = request.seed ? static_cast<uint64_t>(*request.seed) : random_seed();
   std::vector<wire::Submit> out;
-  for (const std::vector<int32_t>& prompt : prompts) {
+  for (size_t p = 0; p < prompts.size(); ++p) {
+    const std::vector<int32_t>& prompt = prompts[p];
+    const std::string rules = token_rules(request, chat, starts[p].reasoning, tokenizer_);
     for (int k = 0; k < request.n; ++k) {
       wire::Submit s;
       s.id = first_id + out.size();
@@ -118,7 +121,8 @@ std::vector<wire::Submit> Service::submits(const GenerationRequest& request, boo
       s.salt = request.salt;
       s.key = key;
       s.priority = request.priority;
-      if (is_chat) s.boundaries = branch_points(prompt, tokenizer_);
+      s.grammar = rules;
+      if (chat != nullptr) s.boundaries = branch_points(prompt, tokenizer_);
       s.sampling = request.sampling;
       out.push_back(std::move(s));
     }
@@ -128,7 +132,7 @@ std::vector<wire::Submit> Service::submits(const GenerationRequest& request, boo
 
 void Service::start(const GenerationRequest& request, const ChatRequest* chat,
                     const std::vector<std::vector<int32_t>>& prompts, std::vector<std::string> echo,
-                    std::vector<text::OutputStart> starts, const Incoming& in,
+                    const std::vector<text::OutputStart>& starts, const Incoming& in,
                     const std::shared_ptr<HttpReply>& reply) {
   const bool is_chat = chat != nullptr;
   const std::string id = request.request_id && !request.request_id->empty() ? *request.request_id : in.request_id;
@@ -144,7 +148,7 @@ void Service::start(const GenerationRequest& request, const ChatRequest* chat,
   for (const auto& prompt : prompts) options.prompt_tokens.push_back(static_cast<int64_t>(prompt.size()));
   options.n = request.n;
   if (settings_.log_requests) options.log_id = in.request_id;
-  options.starts = std::move(starts);
+  options.starts = starts;
   ChoiceOptions& choice = options.choice;
   choice.parse = is_chat;
   if (is_chat) {
@@ -172,7 +176,7 @@ void Service::start(const GenerationRequest& request, const ChatRequest* chat,
       std::make_shared<Generation>(tokenizer_, link_, metrics_, std::move(format), std::move(options), reply);
   const uint64_t first_id = link_.reserve(prompts.size() * static_cast<size_t>(request.n));
   generation->set_first_id(first_id);
-  link_.submit(submits(request, is_chat, prompts, first_id, in.key), generation);
+  link_.submit(submits(request, chat, prompts, starts, first_id, in.key), generation);
   metrics_.submitted(request.n, prompt_tokens, request.sampling.max_tokens);
   generation->watch_client();
   if (request.stream) {

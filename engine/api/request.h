@@ -47,15 +47,19 @@ struct GenerationRequest {
   bool truncate_right = false;
   bool echo = false;
   bool include_reasoning = true;     ///< chat
-  std::vector<std::string> ignored;  ///< unknown members
+  std::vector<std::string> choices;  ///< the texts one of which the output must be; empty = any
+  std::vector<std::string> bad_words;
+  std::optional<int32_t> thinking_budget;  ///< chat: tokens
+  std::vector<std::string> ignored;        ///< unknown members
 };
 
 struct ChatRequest : GenerationRequest {
   std::vector<text::Message> messages;
   std::vector<text::Tool> tools;
   text::ChatOptions chat;
-  text::ToolParsing calls;  ///< of the answer; no tools: none are looked for
-  std::optional<std::string> named_tool;
+  text::ToolParsing calls;                ///< of the answer; no tools: none are looked for
+  bool needs_call = false;                ///< tool_choice required, or a function named
+  std::optional<std::string> named_tool;  ///< the only one that may be called
 };
 
 struct CompletionRequest : GenerationRequest {
@@ -74,6 +78,9 @@ std::vector<int32_t> chat_prompt(const ChatRequest& request, const RequestContex
 /// Applies truncation, then sets the output limit: what was asked for, or the default, within the context. Throws
 /// ApiError(400) when prompt and output do not fit.
 int32_t fit(std::vector<int32_t>& prompt, const GenerationRequest& request, const RequestContext& context);
+/// What rank 0 holds the output to (engine/runtime/token_rules.h): "" = nothing.
+std::string token_rules(const GenerationRequest& request, const ChatRequest* chat, bool starts_in_reasoning,
+                        const text::Tokenizer& tokenizer);
 /// The served name a client may use; throws ApiError(404).
 std::string check_model(const nlohmann::ordered_json& member, const Settings& settings);
 /// Prompt positions where conversations branch: before the first turn of a user, and before the turn to be written.

@@ -50,11 +50,12 @@ class Service {
   void detokenize(const Incoming& in, const std::shared_ptr<HttpReply>& reply);
   void start(const GenerationRequest& request, const ChatRequest* chat,
              const std::vector<std::vector<int32_t>>& prompts, std::vector<std::string> echo,
-             std::vector<text::OutputStart> starts, const Incoming& in, const std::shared_ptr<HttpReply>& reply);
+             const std::vector<text::OutputStart>& starts, const Incoming& in, const std::shared_ptr<HttpReply>& reply);
   void answer_echo(const GenerationRequest& request, ResponseFormat& format, const GenerationOptions& options,
                    const std::shared_ptr<HttpReply>& reply) const;
-  std::vector<wire::Submit> submits(const GenerationRequest& request, bool is_chat,
-                                    const std::vector<std::vector<int32_t>>& prompts, uint64_t first_id,
+  std::vector<wire::Submit> submits(const GenerationRequest& request, const ChatRequest* chat,
+                                    const std::vector<std::vector<int32_t>>& prompts,
+                                    const std::vector<text::OutputStart>& starts, uint64_t first_id,
                                     const std::string& key) const;
   void canary(const nlohmann::ordered_json& command, const AdminReply& reply);
   RequestContext context() const;

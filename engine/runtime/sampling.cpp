@@ -6,6 +6,7 @@
 #include "common/error.h"
 #include "common/strings.h"
 #include "engine/runtime/philox.h"
+#include "engine/runtime/token_rules.h"
 
 namespace glm53 {
 namespace {
@@ -65,7 +66,19 @@ SamplingState::SamplingState(const wire::Submit& request, const TokenSpace& spac
   }
   if (penalties_)
     for (const int32_t id : request.prompt) see(id, 0);
+  if (!request.grammar.empty()) {
+    rules_ = std::make_unique<TokenRules>(request.grammar, space);
+    now_.resize((static_cast<size_t>(space.vocab) + 31) / 32);
+    narrow();
+  }
   for (const int32_t id : request.emitted) accept(id);
+}
+
+SamplingState::~SamplingState() = default;
+
+void SamplingState::narrow() {
+  rules_->mask(now_);
+  for (size_t i = 0; i < allowed_.size(); ++i) now_[i] &= allowed_[i];
 }
 
 void SamplingState::see(int32_t token, int32_t times) {
@@ -79,6 +92,8 @@ void SamplingState::see(int32_t token, int32_t times) {
 void SamplingState::accept(int32_t token) {
   if (penalties_) see(token, 1);
   ++output_;
+  // A token that the rules do not know can only be one that ends the request.
+  if (rules_ != nullptr && rules_->try_accept(token)) narrow();
 }
 
 bool SamplingState::stops(int32_t token) const {
@@ -95,8 +110,9 @@ SampleRow SamplingState::row() const {
   row.repetition = params_.repetition;
   row.top_k = std::max(params_.top_k, 0);
   row.u = params_.temperature > 0 ? uniform_draw(seed_, output_, DrawStream::target) : 0;
-  row.allowed = allowed_;
-  if (output_ < static_cast<uint32_t>(std::max(params_.min_tokens, 0))) row.banned = ends_;
+  row.allowed = rules_ != nullptr ? now_ : allowed_;
+  const bool early = output_ < static_cast<uint32_t>(std::max(params_.min_tokens, 0));
+  if (early && (rules_ == nullptr || !rules_->terminated())) row.banned = ends_;
   row.bias = params_.bias;
   row.seen = seen_;
   row.top_logprobs = params_.logprobs;

@@ -24,10 +24,15 @@ struct TokenSpace {
 /// What is wrong with the parameters, as a sentence for the client; empty when nothing is.
 std::string check_sampling(const wire::SamplingParams& params, const TokenSpace& space);
 
+class TokenRules;
+
 /// State of one request. Rows refer into it: it must not change while they are used.
 class SamplingState {
  public:
   SamplingState(const wire::Submit& request, const TokenSpace& space);
+  ~SamplingState();
+  SamplingState(const SamplingState&) = delete;
+  SamplingState& operator=(const SamplingState&) = delete;
   /// The row that samples output token number output().
   SampleRow row() const;
   /// The token was chosen.
@@ -39,11 +44,14 @@ class SamplingState {
 
  private:
   void see(int32_t token, int32_t times);
+  void narrow();
 
   const wire::SamplingParams params_;
   const uint64_t seed_;
   const bool penalties_;
-  std::vector<uint32_t> allowed_;                  // a bit a token; empty = all
+  std::vector<uint32_t> allowed_;                  // of the request, a bit a token; empty = all
+  std::unique_ptr<TokenRules> rules_;              // null: none
+  std::vector<uint32_t> now_;                      // with rules: what they and the request allow next
   std::vector<int32_t> ends_;                      // what min_tokens forbids: the model's end tokens and the request's
   std::vector<int32_t> stops_;                     // what ends the request
   std::vector<std::pair<int32_t, int32_t>> seen_;  // token, times in the output; kept only with penalties

@@ -47,6 +47,7 @@
 
 #include "common/error.h"
 #include "common/strings.h"
+#include "engine/runtime/token_rules.h"
 
 namespace glm53 {
 namespace {
@@ -132,6 +133,8 @@ std::optional<wire::Delta> Scheduler::refusal(const wire::Submit& r) const {
       if (t < 0 || t >= space.vocab)
         return fail(kBadRequest, cat("token ", t, " is not in the vocabulary of ", space.vocab));
   if (std::string finding = check_sampling(r.sampling, space); !finding.empty())
+    return fail(kBadRequest, std::move(finding));
+  if (std::string finding = check_rules(r.grammar, space); !finding.empty())
     return fail(kBadRequest, std::move(finding));
   const auto context = static_cast<size_t>(limits_.max_context);
   if (r.prompt.size() >= context || r.sampling.max_tokens > limits_.max_context - static_cast<int32_t>(r.prompt.size()))

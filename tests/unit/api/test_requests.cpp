@@ -87,17 +87,27 @@ TEST_CASE("chat members out of range or of a wrong type are refused by name") {
       {R"("tools":[])", "400 tools"},
       {R"("tools":[{"type":"function"}])", "400 tools"},
       {R"("tool_choice":"auto")", "400 tool_choice"},
-      {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required")", "400 tool_choice"},
-      {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"f"}})",
+      {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"g"}})",
        "400 tool_choice"},
+      {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"function":{"name":"f"}})",
+       "400 tool_choice"},
+      {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required","ignore_eos":true)",
+       "400 ignore_eos"},
+      {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required","guided_choice":["a"])",
+       "400 tool_choice"},
+      {R"("guided_choice":[])", "400 guided_choice"},
+      {R"("guided_choice":["a",""])", "400 guided_choice"},
+      {R"("structured_outputs":{"choice":["a"],"json":{}})", "400 structured_outputs"},
+      {R"("structured_outputs":{})", "400 structured_outputs"},
       {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"perhaps")", "400 tool_choice"},
       {R"("response_format":{"type":"json_object"})", "400 response_format"},
       {R"("response_format":"text")", "400 response_format"},
       {R"("structured_outputs":{"regex":"a"})", "400 structured_outputs"},
       {R"("guided_json":{})", "400 guided_json"},
       {R"("prompt_logprobs":1)", "400 prompt_logprobs"},
-      {R"("thinking_token_budget":5)", "400 thinking_token_budget"},
-      {R"("bad_words":["x"])", "400 bad_words"},
+      {R"("thinking_token_budget":-2)", "400 thinking_token_budget"},
+      {R"("bad_words":[""])", "400 bad_words"},
+      {R"("bad_words":"x")", "400 bad_words"},
       {R"("use_beam_search":true)", "400 use_beam_search"},
       {R"("functions":[])", "400 functions"},
       {R"("chat_template":"x")", "400 chat_template"},
@@ -124,13 +134,29 @@ TEST_CASE("chat members out of range or of a wrong type are refused by name") {
 }
 
 TEST_CASE("chat members at their limits, null members and harmless values are accepted") {
-  for (const char* members :
-       {"", R"("temperature":0)", R"("temperature":2)", R"("top_p":1)", R"("top_k":-1)", R"("top_k":3.0)", R"("n":64)",
-        R"("seed":-1)", R"("stop":"x")", R"("stop":null,"tools":null,"tool_choice":null,"seed":null,"logit_bias":null)",
-        R"("tool_choice":"none")", R"("bad_words":[],"prompt_logprobs":null,"best_of":1,"modalities":["text"])",
-        R"("thinking_token_budget":-1)", R"("model":"alias")", R"("model":null)",
-        R"("response_format":{"type":"text"})", R"("user":"u","metadata":{},"store":false,"prompt_cache_key":"k")",
-        R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto","parallel_tool_calls":false)"}) {
+  for (
+      const char* members :
+      {"",
+       R"("temperature":0)",
+       R"("temperature":2)",
+       R"("top_p":1)",
+       R"("top_k":-1)",
+       R"("top_k":3.0)",
+       R"("n":64)",
+       R"("seed":-1)",
+       R"("stop":"x")",
+       R"("stop":null,"tools":null,"tool_choice":null,"seed":null,"logit_bias":null)",
+       R"("tool_choice":"none")",
+       R"("bad_words":[],"prompt_logprobs":null,"best_of":1,"modalities":["text"])",
+       R"("thinking_token_budget":-1)",
+       R"("model":"alias")",
+       R"("model":null)",
+       R"("response_format":{"type":"text"})",
+       R"("user":"u","metadata":{},"store":false,"prompt_cache_key":"k")",
+       R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto","parallel_tool_calls":false)",
+       R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required")",
+       R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"f"}})",
+       R"("structured_outputs":{"choice":["yes","no"]},"bad_words":["x"],"thinking_token_budget":0)"}) {
     CAPTURE(members);
     CHECK(outcome(chat, members) == "ok");
   }
@@ -259,4 +285,32 @@ TEST_CASE("API keys") {
   for (const char* path : {"/v1/models", "/tokenize", "/load", "/metrics", "/healthx"})
     CHECK_FALSE(is_open_path(path, false));
   CHECK(is_open_path("/metrics", true));
+}
+
+TEST_CASE("what a request demands becomes rules on tokens") {
+  const auto rules = [](const std::string& members, bool reasoning) {
+    const ChatRequest r = chat(members);
+    return token_rules(r, &r, reasoning, tiny());
+  };
+  const auto ids = [](const char* text) {
+    std::string out;
+    for (const int32_t id : tiny().encode(text)) out += " " + std::to_string(id);
+    return out + "\n";
+  };
+  const std::string tools = R"("tools":[{"type":"function","function":{"name":"get_time"}},{"name":"ping"}])";
+  const std::string think = "reasoning\nthink_end" + ids("</think>");
+  const std::string call = "call" + ids("<tool_call></tool_call><arg_key>");
+  CHECK(rules("", true).empty());
+  CHECK(rules(tools, true).empty());
+  CHECK(rules(tools + R"(,"tool_choice":"required")", true) ==
+        call + "name" + ids("get_time") + "name" + ids("ping") + think);
+  CHECK(rules(tools + R"(,"tool_choice":"required","parallel_tool_calls":false)", false) ==
+        call + "single\nname" + ids("get_time") + "name" + ids("ping"));
+  CHECK(rules(tools + R"(,"tool_choice":{"type":"function","function":{"name":"ping"}})", false) ==
+        call + "single\nname" + ids("ping"));
+  CHECK(rules(tools + R"(,"guided_choice":["yes"])", false) ==
+        "choice" + ids("yes") + "alternative" + ids("<tool_call>"));
+  CHECK(rules(R"("bad_words":["no"],"thinking_token_budget":7)", true) ==
+        "bad" + ids("no") + "bad" + ids(" no") + "budget 7\n" + think);
+  CHECK(rules(R"("thinking_token_budget":7)", false).empty());
 }
