@@ -56,6 +56,9 @@ TEST_CASE("openai client: tools, their results, and calls in a stream") {
   const Served echo(true);  // glm53-tiny has not learnt to call; a fake rank's answer is the prompt with its calls
   CHECK(echo.check("tools") == "ok");
 }
+TEST_CASE("openai client: a required call and a named one") {
+  CHECK(served().check("forced") == "ok");
+}
 TEST_CASE("openai client: a stream that is broken off") {
   CHECK(served().check("abort") == "ok");
 }

@@ -76,6 +76,29 @@ const checks = {
     assert.equal(none.message.tool_calls, undefined);
     assert.match(none.message.content, /<tool_call>weather<arg_key>city/);
   },
+  async forced() {
+    const response = await fetch(new URL('/tokenize', baseURL), {
+      method: 'POST', headers: { authorization: `Bearer ${apiKey}`, 'content-type': 'application/json' },
+      body: JSON.stringify({ prompt: '</tool_call>', add_special_tokens: false }),
+    });
+    const { tokens } = await response.json();
+    assert.equal(tokens.length, 1);
+    const tools = ['get_time', 'ping'].map((name) => ({ type: 'function', function: { name } }));
+    // The model has not learnt to end a call.
+    const body = { ...plain, tools, logit_bias: { [tokens[0]]: 100 }, parallel_tool_calls: false };
+    const named = (await client.chat.completions.create({
+      ...body, tool_choice: { type: 'function', function: { name: 'ping' } },
+    })).choices[0];
+    assert.equal(named.finish_reason, 'stop');
+    assert.equal(named.message.content, null);
+    assert.deepEqual(named.message.tool_calls.map((call) => call.function), [{ name: 'ping', arguments: '{}' }]);
+    const stream = client.chat.completions.stream({ ...body, tool_choice: 'required' });
+    const required = (await stream.finalChatCompletion()).choices[0];
+    assert.equal(required.finish_reason, 'tool_calls');
+    assert.equal(required.message.tool_calls.length, 1);
+    assert.ok(['get_time', 'ping'].includes(required.message.tool_calls[0].function.name));
+    assert.equal(required.message.tool_calls[0].function.arguments, '{}');
+  },
   async abort() {
     const stream = await client.chat.completions.create({
       ...plain, messages: [{ role: 'user', content: 'Count from 1 to 60.' }], max_tokens: 400, stream: true,
