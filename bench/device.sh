@@ -40,7 +40,8 @@ printf '{"stage": "%s", "card": "%s", "date": "%s", "programs": [' "$stage" "${c
 failed=0 separator=''
 for program in "${programs[@]}"; do
   begin=$(date +%s)
-  run "$bundle/bin/$program" --no-colors=true >"$logs/$program.log" 2>&1
+  # NCCL looks for code that a card may not have; under a checker that counts as an error.
+  run "$bundle/bin/$program" --no-colors=true ${checker[0]:+-tce="NCCL*"} >"$logs/$program.log" 2>&1
   rc=$?
   [ $rc -eq 0 ] || failed=1
   backends=$(grep -oE 'backend cuda' "$logs/$program.log" | wc -l)
