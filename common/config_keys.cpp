@@ -75,6 +75,11 @@ constexpr std::array kKeys{
               "Another program that keeps the rank contract, started instead of the engine as a rank; for tests."},
     ConfigKey{"engine.backend", text, kCluster, "auto", "",
               "Where the model runs; auto: cuda when it is compiled in and a device is there.", 0, 0, "auto|cpu|cuda"},
+    ConfigKey{"engine.dense", text, kCluster, "stored", "",
+              "Format of the dense linears (KDA, MLA, shared expert, dense MLP), converted while loading: as stored, "
+              "fp8 (8 bits a weight) or int4 (4.5 bits). What it costs in quality: docs/performance.md.",
+              0, 0, "stored|fp8|int4"},
+    ConfigKey{"engine.head", text, kCluster, "stored", "", "The same of the output head.", 0, 0, "stored|fp8|int4"},
     ConfigKey{"engine.threads", integer, kNode, "0", "threads",
               "Threads of a CPU rank; 0: cores divided by the ranks on this machine.", 0, 1024},
     ConfigKey{"model.path", text, kCluster, "", "",

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <future>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -11,6 +13,8 @@
 #include "common/digest.h"
 #include "common/error.h"
 #include "common/strings.h"
+#include "kernels/half.h"
+#include "kernels/quantise.h"
 
 namespace glm53 {
 namespace {
@@ -58,7 +62,7 @@ class CheckpointSource final : public WeightSource {
     const std::string_view stem = stem_of(tensor);
     if (checkpoint_->has(cat(stem, ".trellis"))) return take_packed(stem, split);
     const std::string plain = checkpoint_->has(tensor) ? std::string(tensor) : cat(stem, ".weight");
-    return take_plain({{plain, split}});
+    return take_plain({{plain, split}}, group);
   }
 
   Weight take_stacked(std::span<const StackPart> parts, WeightGroup group) override {
@@ -67,7 +71,7 @@ class CheckpointSource final : public WeightSource {
     for (const StackPart& part : parts)
       if (part.split == Split::columns)
         throw Error(Code::internal, cat("take_stacked: ", part.name, " is split by columns"));
-    return take_plain({parts.begin(), parts.end()});
+    return take_plain({parts.begin(), parts.end()}, group);
   }
 
   bool has(std::string_view tensor) const override {
@@ -91,13 +95,14 @@ class CheckpointSource final : public WeightSource {
     return tensor;
   }
 
+  /// As stored, or a quantised form of weights that only linears use.
   void check_format(WeightGroup group) const {
     const WeightFormat format = policy_.of(group);
     const bool stored = format == WeightFormat::f32 || format == WeightFormat::bf16 || format == WeightFormat::exl3;
-    if (!stored)
-      throw Error(Code::unavailable,
-                  cat("weight group ", name(group), ": its format is not as stored in the checkpoint"),
-                  "this build loads weights as stored; set the group's format to bf16");
+    const bool linear = group != WeightGroup::routed_expert && group != WeightGroup::exact;
+    if (!stored && !(linear && is_quantised(format)))
+      throw Error(Code::unavailable, cat("weight group ", name(group), " cannot be converted to the format asked for"),
+                  "keep it as stored");
   }
 
   Range range_of(int64_t whole, Split split, Split along, int64_t multiple, std::string_view tensor) const {
@@ -118,7 +123,7 @@ class CheckpointSource final : public WeightSource {
     return {info.shape.empty() ? 1 : info.shape[0], in};
   }
 
-  Weight take_plain(const std::vector<StackPart>& parts) {
+  Weight take_plain(const std::vector<StackPart>& parts, WeightGroup group) {
     Weight w;
     Dtype dtype{};
     std::vector<Cut> cuts;
@@ -137,9 +142,67 @@ class CheckpointSource final : public WeightSource {
       w.out += rows.size();
       cuts.push_back(cut(part.name, static_cast<size_t>(in), rows, columns, size_of(dtype)));
     }
+    if (is_quantised(policy_.of(group))) return quantise(parts.front().name, policy_.of(group), cuts, dtype, w);
     w.format = dtype == Dtype::f32 ? WeightFormat::f32 : WeightFormat::bf16;
     w.codes = copy_in(cuts, dtype, {w.out, w.in});
     return w;
+  }
+
+  /// Rows of the cuts in another format, converted by all processors.
+  Weight quantise(const std::string& tensor, WeightFormat format, const std::vector<Cut>& cuts, Dtype dtype,
+                  const Weight& shape) {
+    if (shape.in % kQuantGroup != 0)
+      throw Error(
+          Code::weights,
+          cat(tensor, ": ", shape.in, " inputs on this rank, quantised formats need a multiple of ", kQuantGroup),
+          "keep this group of weights as stored");
+    std::vector<std::byte> stored(static_cast<size_t>(shape.out * shape.in) * size_of(dtype));
+    gather(cuts, stored.data());
+    const int64_t code_row = code_bytes(format, 1, shape.in), scale_row = scale_bytes(format, 1, shape.in);
+    std::vector<std::byte> codes(static_cast<size_t>(shape.out * code_row)),
+        scales(static_cast<size_t>(shape.out * scale_row));
+    const auto convert = [&](int64_t begin, int64_t end) {
+      std::vector<float> values(static_cast<size_t>(shape.in));
+      for (int64_t row = begin; row < end; ++row) {
+        widen(stored.data() + static_cast<size_t>(row * shape.in) * size_of(dtype), dtype, values);
+        quantise_rows(format, values.data(), 1, shape.in, codes.data() + row * code_row,
+                      scales.data() + row * scale_row);
+      }
+    };
+    const auto workers = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, shape.out);
+    std::vector<std::future<void>> parts;
+    for (int64_t i = 0; i < workers; ++i)
+      parts.push_back(std::async(std::launch::async, convert, shape.out * i / workers, shape.out * (i + 1) / workers));
+    for (auto& part : parts) part.wait();
+    try {
+      for (auto& part : parts) part.get();
+    } catch (const Error& e) {
+      throw Error(e.code(), cat(tensor, ": ", e.what()), e.remedy());
+    }
+    const Tensor c = put(codes), s = put(scales);
+    return quantised_weight(format, shape.out, shape.in, c.data, s.data, c.place);
+  }
+
+  static void widen(const std::byte* from, Dtype dtype, std::vector<float>& to) {
+    if (dtype == Dtype::f32) {
+      std::memcpy(to.data(), from, to.size() * sizeof(float));
+      return;
+    }
+    for (size_t i = 0; i < to.size(); ++i) {
+      uint16_t bits = 0;
+      std::memcpy(&bits, from + i * sizeof bits, sizeof bits);
+      to[i] = bf16_to_f32(bits);
+    }
+  }
+
+  /// Bytes that are there, in memory of the backend.
+  Tensor put(std::vector<std::byte>& bytes) {
+    const auto n = static_cast<int64_t>(bytes.size());
+    const Tensor to = place(bytes.size(), Dtype::u8, {n});
+    ops_.copy(to, Tensor::of(bytes.data(), Dtype::u8, {n}));
+    ops_.synchronize();
+    taken_ += bytes.size();
+    return to;
   }
 
   /// Rows and columns of a [·, width] matrix.

@@ -20,7 +20,7 @@ MlaLayer::MlaLayer(const WeightReader& weights, const ModelConfig& config, const
   q_b_ = weights.take("q_b_proj.weight", mla, Split::rows);
   kv_a_ = weights.take("kv_a_proj_with_mqa.weight", mla);
   kv_norm_ = weights.take("kv_a_layernorm.weight", exact);
-  kv_b_ = weights.take("kv_b_proj.weight", mla, Split::rows);
+  kv_b_ = weights.take("kv_b_proj.weight", exact, Split::rows);  // absorb and expand take it as stored
   o_proj_ = weights.take("o_proj.weight", mla, Split::columns);
   if (shared) return;
   const WeightReader own = weights.under("indexer.");

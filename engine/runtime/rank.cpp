@@ -90,6 +90,26 @@ ReuseOutput reuse_output(const std::string& text) {
   return text == "idle" ? ReuseOutput::idle : ReuseOutput::never;
 }
 
+/// Formats of the dense weights: engine.dense and engine.head.
+FormatPolicy format_policy(const Config& config) {
+  FormatPolicy policy = FormatPolicy::as_stored();
+  const auto set = [&](const std::string& text, std::initializer_list<WeightGroup> groups) {
+    if (text == "stored") return;
+    for (const WeightGroup g : groups)
+      policy.of_group[static_cast<size_t>(g)] = text == "fp8" ? WeightFormat::fp8_row : WeightFormat::int4_g32;
+  };
+  using enum WeightGroup;
+  set(config.text("engine.dense"), {kda_in, kda_out, mla, shared_expert, dense_mlp});
+  set(config.text("engine.head"), {head});
+  return policy;
+}
+
+/// Everything besides the checkpoint that decides what is computed.
+std::string formats_of(const Config& config) {
+  return cat(config.text("serve.kv_format"), " dense ", config.text("engine.dense"), " head ",
+             config.text("engine.head"));
+}
+
 /// Ids below this have text: the release's head has a few rows more than its tokenizer has tokens.
 int32_t text_vocab(const std::string& dir, int64_t vocab) {
   const std::string path = dir + "/tokenizer.json";
@@ -271,7 +291,7 @@ void Rank::load() {
   notifier_.phase(Phase::load_target);
   auto told = std::chrono::steady_clock::now();
   const auto begin = told;
-  model_ = load_model(dir_, FormatPolicy::as_stored(), limits(), *ops_, *comm_, [&](uint64_t done, uint64_t total) {
+  model_ = load_model(dir_, format_policy(config_), limits(), *ops_, *comm_, [&](uint64_t done, uint64_t total) {
     const auto now = std::chrono::steady_clock::now();
     if (now < told + kProgressEvery && done < total) return;
     told = now;
@@ -347,10 +367,9 @@ void Rank::make_spill() {
   options.disk.largest_record = std::max(block, snapshot);
   options.disk.dir = cat(config_.path("cache.spill_path"), "/rank", rank_.rank, "of", rank_.size);
   // Everything that decides the bytes of a block or a snapshot.
-  options.disk.name_space =
-      sha256_hex(cat(digest_, " ", backend_, " ", name(ops_->activation()), " ", config_.text("serve.kv_format"), " ",
-                     config_.text("cache.reuse_output"), " ", rank_.rank, " of ", rank_.size, " block ", block,
-                     " snapshot ", snapshot));
+  options.disk.name_space = sha256_hex(cat(digest_, " ", backend_, " ", name(ops_->activation()), " ",
+                                           formats_of(config_), " ", config_.text("cache.reuse_output"), " ",
+                                           rank_.rank, " of ", rank_.size, " block ", block, " snapshot ", snapshot));
   log::info(cat("spilled cache: ", human_bytes(static_cast<int64_t>(options.memory_bytes)), " of memory, ",
                 human_bytes(static_cast<int64_t>(options.disk.bytes)), " of disk in '", options.disk.dir, "'"));
   spill_ = std::make_unique<SpillTier>(std::move(options), caches_.caches, *ops_);
@@ -389,7 +408,7 @@ void Rank::serve_rank0() {
   Scheduler scheduler(s, *sampling_, rank_.generation);
   wire::Hello hello;
   hello.generation = rank_.generation;
-  hello.model_digest = sha256_hex(cat(digest_, " ", backend_, " ", config_.text("serve.kv_format"), " ", rank_.size));
+  hello.model_digest = sha256_hex(cat(digest_, " ", backend_, " ", formats_of(config_), " ", rank_.size));
   hello.vocab = sampling_->space().vocab;
   hello.max_context = l.max_context;
   hello.max_seqs = l.max_seqs;

@@ -13,8 +13,9 @@
 namespace glm53::golden {
 namespace {
 
-constexpr double kMeanDivergence = 1e-3;  // of the README of glm53-tiny, bf16
-constexpr float kTie = 0.25F;             // bf16 moves logits (standard deviation 3 to 4) by some hundredths
+constexpr double kMeanDivergence = 1e-3;                         // of the README of glm53-tiny, bf16
+constexpr double kFp8Divergence = 0.02, kInt4Divergence = 0.02;  // seen: 0.0043 and 0.0009
+constexpr float kTie = 0.25F;  // bf16 moves logits (standard deviation 3 to 4) by some hundredths
 void for_each_bf16_backend(const std::function<void(Ops&)>& body) {
   int ran = 0;
   for (const auto& ops : test_backends()) {
@@ -89,6 +90,36 @@ TEST_CASE("bf16: greedy samples of glm53-tiny") {
     MESSAGE(tokens << " tokens, " << differ << " at a tie");
     CHECK(differ <= 16);
   });
+}
+
+// Every backend: what quantised dense weights cost, against the same model as stored.
+TEST_CASE("dense weights in fp8 and 4 bits: divergence from the model as stored") {
+  const Reference golden("tests/golden/data/exl3-tiny/golden.safetensors");
+  using enum WeightGroup;
+  for (const auto& ops : test_backends()) {
+    const auto comm = make_single_communicator();
+    for (const auto& [format, most] :
+         {std::pair{WeightFormat::fp8_row, kFp8Divergence}, {WeightFormat::int4_g32, kInt4Divergence}}) {
+      FormatPolicy policy = FormatPolicy::as_stored();
+      for (const WeightGroup g : {kda_in, kda_out, mla, shared_expert, dense_mlp, head})
+        policy.of_group[static_cast<size_t>(g)] = format;
+      Runner stored(source_path(kTrained), trained_limits(), 4, *ops, *comm),
+          quantised(source_path(kTrained), trained_limits(), 4, *ops, *comm, policy);
+      double total = 0;
+      int sequence = 0;
+      for (const std::string name : {"story", "count", "tool", "long"}) {
+        const std::vector<int32_t> ids = golden.ids(name + ".ids");
+        const auto n = static_cast<int>(ids.size());
+        const Values a = stored.prefill(sequence, ids, n), b = quantised.prefill(sequence, ids, n);
+        ++sequence;
+        CHECK_FALSE(same_bits(a, b));
+        total += mean_divergence(a, b) / 4;
+      }
+      const std::string what = cat(ops->backend(), format == WeightFormat::fp8_row ? " fp8" : " int4");
+      MESSAGE(what << ": mean divergence " << total);
+      CHECK(total < most);
+    }
+  }
 }
 
 // Every backend: a row alone and the same row among others have the same bits.

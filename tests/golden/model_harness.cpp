@@ -135,9 +135,10 @@ bool same_bits(const Values& a, const Values& b) {
          std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(float)) == 0;
 }
 
-Runner::Runner(const std::string& dir, const ModelLimits& limits, int sequences, Ops& ops, Communicator& comm)
+Runner::Runner(const std::string& dir, const ModelLimits& limits, int sequences, Ops& ops, Communicator& comm,
+               const FormatPolicy& policy)
     : ops_(ops),
-      model_(load_model(dir, FormatPolicy::as_stored(), limits, ops, comm)),
+      model_(load_model(dir, policy, limits, ops, comm)),
       sequences_(static_cast<size_t>(sequences)),
       inputs_(16) {
   blocks_each_ = (limits.max_context + kBlockTokens - 1) / kBlockTokens;

@@ -1,10 +1,13 @@
 // Weights cut for ranks: the parts of all ranks put together are the whole.
 #include "engine/loader/source.h"
 
+#include <cstring>
+
 #include <doctest/doctest.h>
 
 #include "engine/loader/config.h"
 #include "kernels/exl3.h"
+#include "kernels/quantise.h"
 #include "tests/unit/loader/checkpoint_writer.h"
 
 namespace glm53 {
@@ -177,10 +180,51 @@ TEST_CASE("what is refused") {
         }).says("8 rows cannot be cut into 3"));
   CHECK(caught([&] { f.rank(0, 1).take("codes", WeightGroup::mla, Split::none); }).says("stored as f16"));
   FormatPolicy policy = FormatPolicy::as_stored();
-  policy.of_group[static_cast<size_t>(WeightGroup::kda_out)] = WeightFormat::fp8_row;
-  const auto error = caught([&] { (void)open_checkpoint(f.dir.path(), policy, {0, 1}, *f.ops); });
-  CHECK(error.code == Code::unavailable);
-  CHECK(error.says("kda_out"));
+  for (const auto& [group, format] : {std::pair{WeightGroup::routed_expert, WeightFormat::fp8_row},
+                                      {WeightGroup::exact, WeightFormat::int4_g32},
+                                      {WeightGroup::kda_out, WeightFormat::fp8_g128}}) {
+    FormatPolicy refused = policy;
+    refused.of_group[static_cast<size_t>(group)] = format;
+    const auto error = caught([&] { (void)open_checkpoint(f.dir.path(), refused, {0, 1}, *f.ops); });
+    CHECK(error.code == Code::unavailable);
+    CHECK(error.says(std::string(name(group))));
+  }
+  policy.of_group[static_cast<size_t>(WeightGroup::mla)] = WeightFormat::int4_g32;
+  const auto source = open_checkpoint(f.dir.path(), policy, {0, 1}, *f.ops);
+  CHECK(caught([&] { source->take("a.weight", WeightGroup::mla, Split::none); }).says("a multiple of 32"));
+}
+
+TEST_CASE("dense weights are quantised while they are loaded, each rank its part") {
+  Filler fill;
+  Folder f(NewTensors{
+      {"a.weight", fill.bf16({8, 128}, 1)}, {"b.weight", fill.bf16({4, 128}, 1)}, {"c.weight", fill.f32({4, 64}, 1)}});
+  for (const WeightFormat format : {WeightFormat::fp8_row, WeightFormat::int4_g32}) {
+    FormatPolicy policy = FormatPolicy::as_stored();
+    policy.of_group[static_cast<size_t>(WeightGroup::mla)] = format;
+    const auto check = [&](const Weight& got, const Weight& stored) {
+      REQUIRE(got.format == format);
+      REQUIRE(got.out == stored.out);
+      REQUIRE(got.in == stored.in);
+      const std::vector<float> wide = values(stored);
+      std::vector<std::byte> codes(static_cast<size_t>(code_bytes(format, got.out, got.in))),
+          scales(static_cast<size_t>(scale_bytes(format, got.out, got.in)));
+      quantise_rows(format, wide.data(), got.out, got.in, codes.data(), scales.data());
+      CHECK(std::memcmp(codes.data(), got.codes.data, codes.size()) == 0);
+      CHECK(std::memcmp(scales.data(), got.scales.data, scales.size()) == 0);
+    };
+    for (const int rank : {0, 1}) {
+      const auto plain = open_checkpoint(f.dir.path(), FormatPolicy::as_stored(), {rank, 2}, *f.ops);
+      const auto source = open_checkpoint(f.dir.path(), policy, {rank, 2}, *f.ops);
+      using enum WeightGroup;
+      check(source->take("a.weight", mla, Split::rows), plain->take("a.weight", mla, Split::rows));
+      check(source->take("a.weight", mla, Split::columns), plain->take("a.weight", mla, Split::columns));
+      check(source->take("c.weight", mla, Split::columns), plain->take("c.weight", mla, Split::columns));
+      const StackPart parts[] = {{"a.weight", Split::rows}, {"b.weight", Split::none}};
+      check(source->take_stacked(parts, mla), plain->take_stacked(parts, mla));
+      CHECK(source->take("a.weight", kda_in, Split::rows).format == WeightFormat::bf16);
+      CHECK(source->digest() != plain->digest());
+    }
+  }
 }
 
 TEST_CASE("the digest tells shards and policies apart") {
