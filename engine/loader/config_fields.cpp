@@ -10,7 +10,8 @@
 
 namespace glm53 {
 
-ConfigFields::ConfigFields(const nlohmann::json& object, std::string path) : object_(&object), path_(std::move(path)) {}
+ConfigFields::ConfigFields(const nlohmann::json& object, std::string path, std::string kind)
+    : object_(&object), path_(std::move(path)), kind_(std::move(kind)) {}
 
 const nlohmann::json* ConfigFields::raw(std::string_view field) const {
   const auto it = object_->find(std::string(field));
@@ -24,7 +25,7 @@ bool ConfigFields::has(std::string_view field) const {
 const nlohmann::json& ConfigFields::need(std::string_view field) const {
   const nlohmann::json* value = raw(field);
   if (value == nullptr)
-    throw Error(Code::config, cat(path_, ".", field, " is missing"), "use the config.json of a glm5_next checkpoint");
+    throw Error(Code::config, cat(path_, ".", field, " is missing"), cat("use the config.json of ", kind_));
   return *value;
 }
 

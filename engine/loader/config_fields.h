@@ -13,7 +13,8 @@ namespace glm53 {
 /// A view of one JSON object; `path` ("config.json: text_config") begins every message.
 class ConfigFields {
  public:
-  ConfigFields(const nlohmann::json& object, std::string path);
+  /// `kind` names what the file should be of, for members that are missing.
+  ConfigFields(const nlohmann::json& object, std::string path, std::string kind = "a glm5_next checkpoint");
 
   bool has(std::string_view field) const;  ///< present and not null
   /// Throws Error(config) when missing, not an integer, or outside [low, high].
@@ -43,7 +44,7 @@ class ConfigFields {
   const nlohmann::json& need(std::string_view field) const;
 
   const nlohmann::json* object_;
-  std::string path_;
+  std::string path_, kind_;
 };
 
 }  // namespace glm53

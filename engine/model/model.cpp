@@ -81,6 +81,10 @@ void check_limits(const ModelLimits& limits, const ModelConfig& config) {
                 cat("a context of ", limits.max_context,
                     " tokens is longer than the model's max_position_embeddings = ", config.max_positions),
                 "ask for a shorter context");
+  for (const int tap : limits.taps)
+    if (tap < 0 || tap >= config.layers)
+      throw Error(Code::config, cat("a tap behind layer ", tap, " of ", config.layers),
+                  cat("layers are numbered 0 to ", config.layers - 1));
 }
 
 OpLimits op_limits(const ModelConfig& c, const ShardPlan& shard, const ModelLimits& limits) {
@@ -135,6 +139,7 @@ class GlmModel final : public Model {
   const ModelConfig& config() const override { return config_; }
   const ModelLimits& limits() const override { return limits_; }
   CacheGeometry geometry() const override { return geometry_of(config_, shard_, limits_); }
+  SharedWeights shared() const override { return {&embed_, &head_, shard_}; }
   std::vector<std::pair<std::string, size_t>> weight_bytes() const override { return ledger_.lines(); }
 
   void set_probe(Probe probe) override {
@@ -236,7 +241,18 @@ class GlmModel final : public Model {
     } else {
       ops_.mhc_post(post(step));
     }
+    tap(step, number);
     step.show("layer", number, "streams", step.rows(step.space.streams));
+  }
+
+  /// Means of the streams behind a layer that somebody wants to read. The fused operator between layers has completed
+  /// them (spec speculative §1.4).
+  void tap(const Step& step, int number) const {
+    for (size_t t = 0; t < limits_.taps.size(); ++t) {
+      if (limits_.taps[t] != number) continue;
+      const auto at = static_cast<int64_t>(t) * config_.hidden;
+      ops_.stream_mean({step.rows(step.space.streams), step.rows(step.space.taps).columns(at, at + config_.hidden)});
+    }
   }
 
   MhcPreArgs pre(const Step& step, const Site& site) const {
@@ -277,6 +293,8 @@ class GlmModel final : public Model {
     }
     ForwardOut out;
     out.hidden = hidden;
+    out.mean = mean;
+    if (!limits_.taps.empty()) out.taps = step.rows(step.space.taps);
     const int rows = step.batch.logit_rows;
     if (rows == 0) return out;
     // Picking rows is an embedding whose table is `hidden` and whose tokens are row numbers.

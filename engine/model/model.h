@@ -20,6 +20,8 @@ struct ModelLimits {
   int max_window = 16;
   int max_logit_rows = 64;
   KvFormat kv = KvFormat::f32;
+  /// Layers whose outputs a drafter wants to read, in its order (ForwardOut::taps); empty costs nothing.
+  std::vector<int> taps{};
 };
 
 /// Intermediate values for golden tests; filled only where the pointer is set. Called after each stage with a name such
@@ -29,6 +31,15 @@ using Probe = std::function<void(const std::string& name, Tensor value)>;
 struct ForwardOut {
   Tensor logits;  ///< f32 [logit_rows][vocab] on rank 0, empty elsewhere; overwritten by the next forward
   Tensor hidden;  ///< act [R][H] after the final norm
+  Tensor mean;    ///< act [R][H] before it: mean of the streams behind the last layer
+  Tensor taps;    ///< act [R][taps·H]: means of the streams behind the layers of ModelLimits::taps; empty without
+};
+
+/// What drafters share with the model: its embedding, its head, and how it is divided. Valid as long as the model.
+struct SharedWeights {
+  const Weight* embedding = nullptr;  ///< [vocab][H]
+  const Weight* head = nullptr;       ///< [shard.vocab][H]: this rank's part of the vocabulary, in rank order
+  ShardPlan shard;
 };
 
 class Model {
@@ -37,6 +48,7 @@ class Model {
   virtual const ModelConfig& config() const = 0;
   virtual const ModelLimits& limits() const = 0;
   virtual CacheGeometry geometry() const = 0;
+  virtual SharedWeights shared() const = 0;
   /// Bytes of weights on this rank, by group name, for the memory ledger.
   virtual std::vector<std::pair<std::string, size_t>> weight_bytes() const = 0;
   /// One step. Every rank of the communicator calls it with an equal batch.

@@ -85,6 +85,8 @@ void carve_carried(Memory& memory, const Sizes& s, Workspace& w) {
   w.u = memory.take(s.act, {rows, s.c.hidden});
   w.selected = memory.take(Dtype::i32, {rows, s.c.top_pools()});
   w.n_selected = memory.take(Dtype::i32, {rows});
+  const auto taps = static_cast<int64_t>(s.limits.taps.size());
+  if (taps > 0) w.taps = memory.take(s.act, {rows, taps * s.c.hidden});
 }
 
 template <class Memory>

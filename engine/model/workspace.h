@@ -33,6 +33,7 @@ struct WorkspaceTensors {
   Tensor post, comb;            ///< f32 [R][n], [R][n][n]
   Tensor u, y;                  ///< act [R][H]: input and output of the current site
   Tensor mean, hidden;          ///< act [R][H] before and after the final norm
+  Tensor taps;                  ///< act [R][taps·H]; empty when nobody asked for taps
   Tensor selected, n_selected;  ///< i32 [R][top pools], [R]: outlive their layer for shared indexers
   Tensor picked;                ///< act [L][H]: rows of `hidden` whose logits are wanted
   Tensor logits_part, logits;   ///< f32 [L][vocab of this rank], [L][vocab] (rank 0)
@@ -46,7 +47,7 @@ struct Workspace : WorkspaceTensors {
 };
 Workspace plan_workspace(const ModelConfig& config, const ShardPlan& shard, const ModelLimits& limits, Ops& ops);
 /// A second one for rows that stop between two layers while others pass: what goes from layer to layer (streams, post,
-/// comb, u, selected) is its own, everything else is `shared`'s.
+/// comb, u, selected, taps) is its own, everything else is `shared`'s.
 Workspace plan_held(const WorkspaceTensors& shared, const ModelConfig& config, const ShardPlan& shard,
                     const ModelLimits& limits, Ops& ops);
 

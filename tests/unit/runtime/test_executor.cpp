@@ -18,6 +18,7 @@ class Poisoned final : public Model {
   const ModelConfig& config() const override { return inner_.config(); }
   const ModelLimits& limits() const override { return inner_.limits(); }
   CacheGeometry geometry() const override { return inner_.geometry(); }
+  SharedWeights shared() const override { return inner_.shared(); }
   std::vector<std::pair<std::string, size_t>> weight_bytes() const override { return inner_.weight_bytes(); }
   ForwardOut forward(const Batch& batch, const Caches& caches) override {
     const ForwardOut out = inner_.forward(batch, caches);
