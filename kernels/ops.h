@@ -243,6 +243,14 @@ struct SampleArgs {
   std::span<SampleOut> out;
 };
 
+// Arguments of the operators that only drafters need: kernels/draft_ops.h.
+struct RopeArgs;
+struct BlockConvArgs;
+struct DraftWriteArgs;
+struct DraftAttentionArgs;
+struct TopLogitsArgs;
+struct SelectorWalkArgs;
+
 /// Recorded work that can be run again with the same pointers.
 class Graph {
  public:
@@ -297,6 +305,14 @@ class Ops {
   virtual void moe(const MoeArgs&) = 0;
   virtual void add(const AddArgs&) = 0;
   virtual void sample(const SampleArgs&) = 0;  ///< blocks until the tokens are on the host
+
+  // For drafters; throw Error(unavailable) unless a backend has them.
+  virtual void rope(const RopeArgs&);
+  virtual void block_conv(const BlockConvArgs&);
+  virtual void draft_write(const DraftWriteArgs&);
+  virtual void draft_attention(const DraftAttentionArgs&);
+  virtual void top_logits(const TopLogitsArgs&);
+  virtual void selector_walk(const SelectorWalkArgs&);
 
   /// Saves the (flushed) state, conv history and ring of a slot, or brings them back. Ordered with the operators.
   virtual void snapshot_save(const Caches&, SlotId from, SnapId to) = 0;

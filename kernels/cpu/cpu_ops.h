@@ -83,6 +83,12 @@ class CpuOps final : public Ops {
   void moe(const MoeArgs&) override;
   void add(const AddArgs&) override;
   void sample(const SampleArgs&) override;
+  void rope(const RopeArgs&) override;
+  void block_conv(const BlockConvArgs&) override;
+  void draft_write(const DraftWriteArgs&) override;
+  void draft_attention(const DraftAttentionArgs&) override;
+  void top_logits(const TopLogitsArgs&) override;
+  void selector_walk(const SelectorWalkArgs&) override;
 
   void snapshot_save(const Caches&, SlotId from, SnapId to) override;
   void snapshot_restore(const Caches&, SnapId from, SlotId to) override;
