@@ -19,18 +19,24 @@ Tensor vector_of(std::vector<int32_t>& v, int n) {
   return Tensor::of(v.data(), Dtype::i32, {n});
 }
 
+double ms_since(std::chrono::steady_clock::time_point begun) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begun).count();
+}
+
 int32_t outermost(const Tensor& t) {
   return t.empty() ? 0 : static_cast<int32_t>(t.dim(0));
 }
 
 }  // namespace
 
-ModelExecutor::ModelExecutor(Model& model, const Caches& caches, Ops& ops, SamplingTable* sampling, SpillTier* spill)
+ModelExecutor::ModelExecutor(Model& model, const Caches& caches, Ops& ops, SamplingTable* sampling, SpillTier* spill,
+                             Drafter* drafter)
     : model_(model),
       caches_(caches),
       ops_(ops),
       sampling_(sampling),
       spill_(spill),
+      drafter_(drafter),
       max_blocks_((model.limits().max_context + kBlockTokens - 1) / kBlockTokens),
       blocks_(outermost(caches.blocks)),
       snaps_(std::max(outermost(caches.snap_state), outermost(caches.snap_ring))),
@@ -57,18 +63,21 @@ ModelExecutor::SlotState& ModelExecutor::slot_state(SlotId slot) {
 
 void ModelExecutor::submit(const StepPlan& plan) {
   const auto begun = std::chrono::steady_clock::now();
-  if (spill_ != nullptr) spill_->run(plan);
+  if (spill_ != nullptr)
+    for (const SnapId snap : spill_->run(plan))
+      if (drafter_ != nullptr) drafter_->forget(snap);
   flush(plan);
   save(plan);
   for (const SlotId slot : plan.release) release(slot);
   for (const SeqStep& s : plan.seqs) prepare(s);
-  begin(plan);
   StepResult result;
   result.step = plan.step;
+  propose(plan, result);
+  begin(plan);
   if (!step_.members.empty()) pass(step_, std::nullopt, result);
   if (plan.piece.last > 0) pass(piece_, plan.piece, result);
-  for (const SeqStep& s : plan.seqs) advance(s);
-  result.device_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begun).count();
+  for (size_t i = 0; i < plan.seqs.size(); ++i) advance(plan.seqs[i], proposed_[i].tokens);
+  result.device_ms = ms_since(begun);
   results_.push_back(std::move(result));
 }
 
@@ -101,6 +110,7 @@ void ModelExecutor::save(const StepPlan& plan) {
       throw Error(Code::internal, cat("plan saves slot ", static_cast<int32_t>(slot), " with ",
                                       slot_state(slot).pending, " records as snapshot ", static_cast<int32_t>(snap)));
     ops_.snapshot_save(caches_, slot, snap);
+    if (drafter_ != nullptr) drafter_->save(slot, slot_state(slot).committed, snap);
   }
 }
 
@@ -121,15 +131,18 @@ void ModelExecutor::prepare(const SeqStep& s) {
     if (static_cast<int32_t>(s.restore) < 0 || static_cast<int32_t>(s.restore) >= snaps_)
       contradiction(s, "snapshot is not of the pool");
     ops_.snapshot_restore(caches_, s.restore, s.slot);
+    if (drafter_ != nullptr) drafter_->restore(s.restore, s.slot, s.start);
     state = {.table = {}, .committed = s.start, .pending = 0};
   } else if (s.start == 0) {
     ops_.slot_reset(caches_, s.slot);
+    if (drafter_ != nullptr) drafter_->reset(s.slot);
     state = {};
   }
   const auto in_pool = [&](BlockId b) { return static_cast<int32_t>(b) > 0 && static_cast<int32_t>(b) < blocks_; };
   for (const auto& [from, to] : s.copy) {
     if (!in_pool(from) || !in_pool(to)) contradiction(s, "copies a block that is not of the pool");
     ops_.block_copy(caches_, from, to);
+    if (drafter_ != nullptr) drafter_->copy_block(from, to);
   }
   for (const BlockId b : s.append) {
     if (!in_pool(b)) contradiction(s, cat("block ", static_cast<int32_t>(b), " is not of the pool"));
@@ -139,11 +152,15 @@ void ModelExecutor::prepare(const SeqStep& s) {
 }
 
 void ModelExecutor::check(const SeqStep& s, const SlotState& state) const {
-  const auto rows = static_cast<int64_t>(s.tokens.size());
-  if (rows == 0) contradiction(s, "tokens that are still on the device are not supported by this executor");
-  if (s.drafts != 0) contradiction(s, "drafts are not supported by this executor");
-  if (s.logits < 0 || s.logits > 1)
-    contradiction(s, cat("asks for logits of ", s.logits, " rows, without drafts at most 1"));
+  const auto known = static_cast<int64_t>(s.tokens.size()) - s.drafts, rows = known + s.drafts + s.propose;
+  if (s.tokens.empty()) contradiction(s, "tokens that are still on the device are not supported by this executor");
+  if (s.drafts < 0 || s.propose < 0 || known < 1 || (s.drafts > 0 && s.propose > 0))
+    contradiction(s, cat(s.drafts, " of ", s.tokens.size(), " tokens are drafts, and ", s.propose, " more are wanted"));
+  const int drafts = s.drafts + s.propose;
+  const int most = drafter_ != nullptr ? drafter_->traits().max_drafts : 0;
+  if (s.propose > most) contradiction(s, cat("wants ", s.propose, " drafts of a drafter that gives ", most));
+  if (drafts > 0 ? s.logits != 1 + drafts || s.regime != Regime::window : s.logits < 0 || s.logits > 1)
+    contradiction(s, cat("asks for logits of ", s.logits, " rows with ", drafts, " drafts"));
   if (s.replay < 0 || s.replay > state.pending)
     contradiction(s, cat("commits ", s.replay, " records of ", state.pending));
   if (state.committed + s.replay != s.start)
@@ -177,6 +194,33 @@ void ModelExecutor::check_piece(const StepPlan& plan) const {
   if (span.first > 0 && (chunks || !held || span.first != held_)) wrong(cat("it stands in front of layer ", held_));
 }
 
+/// The drafts that the plan leaves to the drafter: equal on every rank, and maybe fewer than the plan has room for.
+void ModelExecutor::propose(const StepPlan& plan, StepResult& result) {
+  proposed_.assign(plan.seqs.size(), {});
+  std::vector<DraftRequest> requests;
+  std::vector<size_t> whose;
+  for (size_t i = 0; i < plan.seqs.size(); ++i) {
+    const SeqStep& s = plan.seqs[i];
+    if (s.propose == 0) continue;
+    requests.push_back({.slot = s.slot,
+                        .anchor = s.tokens.back(),
+                        .position = s.start + static_cast<int32_t>(s.tokens.size()) - 1,
+                        .drafts = s.propose,
+                        .table = slot_state(s.slot).table});
+    whose.push_back(i);
+  }
+  if (requests.empty()) return;
+  const auto begun = std::chrono::steady_clock::now();
+  std::vector<Draft> drafts(requests.size());
+  drafter_->propose(requests, drafts);
+  for (size_t i = 0; i < whose.size(); ++i) {
+    if (drafts[i].tokens.size() > static_cast<size_t>(requests[i].drafts))
+      throw Error(Code::internal, cat("the drafter gave ", drafts[i].tokens.size(), " drafts of ", requests[i].drafts));
+    proposed_[whose[i]] = std::move(drafts[i]);
+  }
+  result.draft_ms = ms_since(begun);
+}
+
 /// The groups of a step.
 void ModelExecutor::begin(const StepPlan& plan) {
   check_piece(plan);
@@ -188,24 +232,25 @@ void ModelExecutor::begin(const StepPlan& plan) {
   clear(step_);
   const bool begins = plan.piece.last > 0 && plan.piece.first == 0;
   if (begins) clear(piece_);
-  for (const SeqStep& s : plan.seqs) stage(s, begins && s.regime == Regime::chunk ? piece_ : step_);
+  for (size_t i = 0; i < plan.seqs.size(); ++i)
+    stage(plan.seqs[i], proposed_[i].tokens, begins && plan.seqs[i].regime == Regime::chunk ? piece_ : step_);
   close(step_);
   if (begins) close(piece_);
   held_ = plan.piece.last > 0 ? plan.piece.last % model_.config().layers : held_;
 }
 
-void ModelExecutor::stage(const SeqStep& s, Group& group) {
+void ModelExecutor::stage(const SeqStep& s, std::span<const int32_t> proposed, Group& group) {
   const SlotState& state = slot_state(s.slot);
   Staging& m = group.staging;
   Batch& batch = group.batch;
   const auto seq = static_cast<size_t>(batch.seqs);
-  const auto rows = static_cast<int>(s.tokens.size());
-  if (static_cast<size_t>(batch.rows) + s.tokens.size() > m.token.size() || seq >= m.slot.size())
+  const auto rows = static_cast<int>(s.tokens.size() + proposed.size());
+  if (static_cast<size_t>(batch.rows + rows) > m.token.size() || seq >= m.slot.size())
     throw Error(Code::internal, cat("plan of more than ", m.token.size(), " rows or ", m.slot.size(), " sequences"));
   if (s.regime == Regime::window && batch.window_seqs != batch.seqs) contradiction(s, "window sequences come first");
-  for (size_t i = 0; i < s.tokens.size(); ++i) {
+  for (size_t i = 0; i < static_cast<size_t>(rows); ++i) {
     const auto row = static_cast<size_t>(batch.rows) + i;
-    m.token[row] = s.tokens[i];
+    m.token[row] = i < s.tokens.size() ? s.tokens[i] : proposed[i - s.tokens.size()];
     m.position[row] = s.start + static_cast<int32_t>(i);
     m.row_seq[row] = batch.seqs;
   }
@@ -229,7 +274,8 @@ void ModelExecutor::stage(const SeqStep& s, Group& group) {
     batch.window_seqs += 1;
   }
   m.row_begin[seq + 1] = batch.rows;
-  group.members.push_back({.request = s.request, .slot = s.slot, .logits = s.logits, .end = batch.rows});
+  const auto logits = static_cast<int16_t>(s.propose > 0 ? 1 + proposed.size() : static_cast<size_t>(s.logits));
+  group.members.push_back({.request = s.request, .slot = s.slot, .logits = logits, .end = batch.rows});
 }
 
 void ModelExecutor::close(Group& group) const {
@@ -269,6 +315,7 @@ void ModelExecutor::pass(Group& group, std::optional<LayerSpan> layers, StepResu
   const ForwardOut out =
       layers ? model_.forward_part(group.batch, caches_, *layers) : model_.forward(group.batch, caches_);
   const bool last = !layers || layers->last == model_.config().layers;
+  if (drafter_ != nullptr && last) drafter_->observe(group.batch, out);
   if (sampling_ != nullptr && last && group.batch.logit_rows > 0)
     sample(group, out.logits, result);
   else
@@ -276,9 +323,9 @@ void ModelExecutor::pass(Group& group, std::optional<LayerSpan> layers, StepResu
   if (layers && last) group.members.clear();
 }
 
-void ModelExecutor::advance(const SeqStep& s) {
+void ModelExecutor::advance(const SeqStep& s, std::span<const int32_t> proposed) {
   SlotState& state = slot_state(s.slot);
-  const auto rows = static_cast<int32_t>(s.tokens.size());
+  const auto rows = static_cast<int32_t>(s.tokens.size() + proposed.size());
   state.committed = s.regime == Regime::window ? s.start : s.start + rows;
   state.pending = s.regime == Regime::window ? rows : 0;
 }
@@ -293,36 +340,64 @@ namespace {
 
 }  // namespace
 
-/// A rank that computes nonsense must not go on. Logits on a device are not looked at here; see sample().
-void ModelExecutor::require_numbers(const std::vector<SeqResult>& results, Tensor logits) const {
+/// A rank that computes nonsense must not go on. Logits on a device are not looked at here; see verify().
+void ModelExecutor::require_numbers(std::span<const uint64_t> requests, Tensor logits) const {
   if (logits.place == Place::device) return;
   const int64_t vocab = sampling_->space().text_vocab;
-  for (size_t i = 0; i < results.size(); ++i) {
+  for (size_t i = 0; i < requests.size(); ++i) {
     const auto* row = static_cast<const float*>(logits.data) + static_cast<int64_t>(i) * logits.stride[0];
-    if (std::any_of(row, row + vocab, [](float z) { return std::isnan(z); })) no_numbers(results[i].request);
+    if (std::any_of(row, row + vocab, [](float z) { return std::isnan(z); })) no_numbers(requests[i]);
   }
+}
+
+/// Drafts of a sequence: the tokens behind the first of its rows with logits.
+std::span<const int32_t> ModelExecutor::drafts_of(const Group& group, const Member& m) {
+  return std::span(group.staging.token)
+      .subspan(static_cast<size_t>(m.end - m.logits + 1), static_cast<size_t>(m.logits - 1));
 }
 
 void ModelExecutor::sample(const Group& group, Tensor logits, StepResult& result) {
   std::vector<SampleRow> rows;
-  std::vector<SeqResult> results;
+  std::vector<uint64_t> requests;  // of the rows
   for (const Member& m : group.members) {
     if (m.logits == 0 || m.slot == SlotId::none) continue;
-    const SamplingState* state = sampling_->find(m.request);
-    rows.push_back(state != nullptr ? state->row() : SampleRow{.temperature = 0});
-    results.push_back({.request = m.request, .tokens = {}, .accepted = 0});
+    if (SamplingState* state = sampling_->find(m.request)) {
+      const std::span<const SampleRow> own = state->rows(drafts_of(group, m));
+      rows.insert(rows.end(), own.begin(), own.end());
+    }
+    requests.insert(requests.end(), static_cast<size_t>(m.logits), m.request);
+    // Behind a draft that cannot come true nobody asks.
+    rows.resize(requests.size(), SampleRow{.temperature = 0});
   }
-  require_numbers(results, logits);
+  require_numbers(requests, logits);
   std::vector<SampleOut> out(rows.size());
   ops_.sample({logits, sampling_->space().text_vocab, rows, out});
-  for (size_t i = 0; i < out.size(); ++i) {
-    // Nothing to choose although nothing was forbidden.
-    if (out[i].token < 0 && rows[i].allowed.empty() && rows[i].bias.empty() && rows[i].banned.empty())
-      no_numbers(results[i].request);
-    if (SamplingState* state = sampling_->find(results[i].request)) state->accept(out[i].token);
-    results[i].tokens.push_back({out[i].token, out[i].logprob, std::move(out[i].top)});
-    result.seqs.push_back(std::move(results[i]));
+  size_t first = 0;
+  for (const Member& m : group.members) {
+    if (m.logits == 0 || m.slot == SlotId::none) continue;
+    const auto count = static_cast<size_t>(m.logits);
+    result.seqs.push_back(verify(m.request, drafts_of(group, m), std::span(rows).subspan(first, count),
+                                 std::span(out).subspan(first, count)));
+    first += count;
   }
+}
+
+/// Sample and match (speculative §3.4, mode A): a draft is accepted when it is what was sampled from the row before it,
+/// so every token is the one that there would be without drafts.
+SeqResult ModelExecutor::verify(uint64_t request, std::span<const int32_t> drafts, std::span<const SampleRow> rows,
+                                std::span<SampleOut> out) {
+  SeqResult result{.request = request, .tokens = {}, .drafted = static_cast<int16_t>(drafts.size()), .accepted = 0};
+  SamplingState* const state = sampling_->find(request);
+  for (size_t i = 0; i < out.size(); ++i) {
+    const int32_t token = out[i].token;
+    // Nothing to choose although nothing was forbidden.
+    if (token < 0 && rows[i].allowed.empty() && rows[i].bias.empty() && rows[i].banned.empty()) no_numbers(request);
+    if (state != nullptr && token >= 0) state->accept(token);
+    result.tokens.push_back({token, out[i].logprob, std::move(out[i].top)});
+    if (i == drafts.size() || token != drafts[i] || state == nullptr || state->stops(token)) break;
+  }
+  result.accepted = static_cast<int16_t>(result.tokens.size() - 1);
+  return result;
 }
 
 }  // namespace glm53

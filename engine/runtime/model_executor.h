@@ -4,6 +4,7 @@
 #include <deque>
 #include <vector>
 
+#include "engine/draft/drafter.h"
 #include "engine/model/model.h"
 #include "engine/runtime/plan.h"
 #include "engine/runtime/sampling.h"
@@ -16,8 +17,10 @@ namespace glm53 {
 /// Error(peer_lost) out of collectives.
 class ModelExecutor final : public Executor {
  public:
-  /// `sampling` on rank 0, null elsewhere; `spill` null when there is none. All outlive the executor.
-  ModelExecutor(Model& model, const Caches& caches, Ops& ops, SamplingTable* sampling, SpillTier* spill = nullptr);
+  /// `sampling` on rank 0, null elsewhere; `spill` and `drafter` (with its pools) null when there is none. All outlive
+  /// the executor.
+  ModelExecutor(Model& model, const Caches& caches, Ops& ops, SamplingTable* sampling, SpillTier* spill = nullptr,
+                Drafter* drafter = nullptr);
   void submit(const StepPlan& plan) override;
   std::optional<StepResult> poll() override;
 
@@ -53,27 +56,33 @@ class ModelExecutor final : public Executor {
   void save(const StepPlan& plan);
   void release(SlotId slot);
   void prepare(const SeqStep& step);
+  void propose(const StepPlan& plan, StepResult& result);
   void begin(const StepPlan& plan);
   void check_piece(const StepPlan& plan) const;
-  void stage(const SeqStep& step, Group& group);
+  void stage(const SeqStep& step, std::span<const int32_t> proposed, Group& group);
   void close(Group& group) const;
   void want_logits(Group& group) const;
-  void advance(const SeqStep& step);
+  void advance(const SeqStep& step, std::span<const int32_t> proposed);
   void pass(Group& group, std::optional<LayerSpan> layers, StepResult& result);
   void sample(const Group& group, Tensor logits, StepResult& result);
-  void require_numbers(const std::vector<SeqResult>& results, Tensor logits) const;
+  void require_numbers(std::span<const uint64_t> requests, Tensor logits) const;
+  static std::span<const int32_t> drafts_of(const Group& group, const Member& member);
+  SeqResult verify(uint64_t request, std::span<const int32_t> drafts, std::span<const SampleRow> rows,
+                   std::span<SampleOut> out);
 
   Model& model_;
   const Caches& caches_;
   Ops& ops_;
   SamplingTable* const sampling_;
   SpillTier* const spill_;
+  Drafter* const drafter_;
   const int32_t max_blocks_;
   const int32_t blocks_, snaps_;
   std::vector<SlotState> slots_;
-  Group step_;        // what passes all layers in a step
-  Group piece_;       // what passes some in each
-  int32_t held_ = 0;  // the layer in front of which the piece stands; 0 = there is none
+  std::vector<Draft> proposed_;  // of each sequence of the plan, by the drafter
+  Group step_;                   // what passes all layers in a step
+  Group piece_;                  // what passes some in each
+  int32_t held_ = 0;             // the layer in front of which the piece stands; 0 = there is none
   std::deque<StepResult> results_;
 };
 

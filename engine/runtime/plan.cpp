@@ -7,7 +7,7 @@
 namespace glm53 {
 namespace {
 
-constexpr uint16_t kPlanVersion = 3;
+constexpr uint16_t kPlanVersion = 4;
 
 template <class A, class B>
 void put_pairs(ByteWriter& w, const std::vector<std::pair<A, B>>& pairs) {
@@ -34,6 +34,7 @@ void put(ByteWriter& w, const SeqStep& s) {
   w.put(s.regime);
   w.put(s.start);
   w.put(s.drafts);
+  w.put(s.propose);
   w.put(s.replay);
   w.put(s.tokens);
   w.put(s.append);
@@ -44,7 +45,7 @@ void put(ByteWriter& w, const SeqStep& s) {
 }
 
 /// Bytes of a SeqStep whose vectors are all empty: the bound on how many a frame can hold.
-constexpr size_t kLeastSeqBytes = 8 + 4 + 1 + 4 + 2 + 2 + 4 + 4 + 4 + 4 + 4 + 2;
+constexpr size_t kLeastSeqBytes = 8 + 4 + 1 + 4 + 2 + 2 + 2 + 4 + 4 + 4 + 4 + 4 + 2;
 
 SeqStep get_seq(ByteReader& r) {
   SeqStep s;
@@ -55,6 +56,7 @@ SeqStep get_seq(ByteReader& r) {
   s.regime = static_cast<Regime>(regime);
   s.start = r.get<int32_t>();
   s.drafts = r.get<int16_t>();
+  s.propose = r.get<int16_t>();
   s.replay = r.get<int16_t>();
   s.tokens = r.get_vector<int32_t>();
   s.append = r.get_vector<BlockId>();

@@ -13,20 +13,22 @@
 
 namespace glm53 {
 
-/// One sequence's part of a step.
+/// One sequence's part of a step. Drafts are verified against what is sampled from the row before each; what the next
+/// step of the sequence replays says on every rank how many were accepted.
 struct SeqStep {
   uint64_t request = 0;
   SlotId slot = SlotId::none;
   Regime regime = Regime::chunk;
-  int32_t start = 0;                              ///< position of the first row
-  int16_t drafts = 0;                             ///< last rows that are drafts (window regime)
-  int16_t replay = 0;                             ///< records of the last window to commit first
+  int32_t start = 0;    ///< position of the first row
+  int16_t drafts = 0;   ///< of the tokens, so many at the end are drafts (window regime)
+  int16_t propose = 0;  ///< rows behind them that every rank's drafter fills with drafts; only where drafts is 0
+  int16_t replay = 0;   ///< records of the last window to commit first
   std::vector<int32_t> tokens;                    ///< empty: one token, still on the device
   std::vector<BlockId> append;                    ///< new entries of the sequence's block table
   std::vector<std::pair<BlockId, BlockId>> copy;  ///< blocks to copy before the step (from, to)
   SnapId restore = SnapId::none;  ///< snapshot to load into the slot first; none at start 0 = zero state
   std::vector<std::pair<int32_t, SnapId>> exports;  ///< (position, snapshot), at most two
-  int16_t logits = 0;                               ///< how many last rows need logits
+  int16_t logits = 0;  ///< how many last rows need logits; with drafts that is one more than there are of them
   bool operator==(const SeqStep&) const = default;
 };
 
@@ -66,13 +68,15 @@ struct SampledToken {
 };
 struct SeqResult {
   uint64_t request = 0;
-  std::vector<SampledToken> tokens;  ///< one per kept logit row: accepted drafts and the token behind them
-  int16_t accepted = 0;
+  std::vector<SampledToken> tokens;  ///< accepted drafts and the token behind them; fewer where one of them ends it
+  int16_t drafted = 0;               ///< drafts that were verified
+  int16_t accepted = 0;              ///< of these: tokens.size() - 1
 };
 struct StepResult {
   uint64_t step = 0;
   std::vector<SeqResult> seqs;  ///< only sequences that asked for logits
   double device_ms = 0;
+  double draft_ms = 0;  ///< of these, in the drafter
 };
 
 /// Runs plans in order. ModelExecutor on every rank; a hash executor stands in for it in scheduler tests. At most two
@@ -93,25 +97,6 @@ class TokenConstraint {
   virtual void mask(std::span<uint32_t> bits) const = 0;
   virtual bool try_accept(int32_t token) = 0;
   virtual void rollback(int tokens) = 0;
-};
-
-struct DraftTraits {
-  bool taps = false;
-  int max_drafts = 0;
-  int warm_tokens = 0;  ///< context to rebuild after a restore
-};
-/// Proposes drafts (speculation; comes with its own implementations).
-class Drafter {
- public:
-  virtual ~Drafter() = default;
-  virtual DraftTraits traits() const = 0;
-  /// Every pass, prefill and k = 0 too.
-  virtual void observe(const Batch& batch, Tensor taps, Tensor hidden, Tensor n_committed) = 0;
-  /// One call for many sequences: k[i] drafts of sequence i.
-  virtual void propose(const Batch& batch, std::span<const int> k, Tensor out_tokens, Tensor out_confidence) = 0;
-  virtual void save(SlotId from, SnapId to) = 0;
-  virtual void restore(SnapId from, SlotId to) = 0;
-  virtual void release(SlotId slot) = 0;
 };
 
 }  // namespace glm53

@@ -69,16 +69,16 @@ SamplingState::SamplingState(const wire::Submit& request, const TokenSpace& spac
   if (!request.grammar.empty()) {
     rules_ = std::make_unique<TokenRules>(request.grammar, space);
     now_.resize((static_cast<size_t>(space.vocab) + 31) / 32);
-    narrow();
+    narrow(now_);
   }
   for (const int32_t id : request.emitted) accept(id);
 }
 
 SamplingState::~SamplingState() = default;
 
-void SamplingState::narrow() {
-  rules_->mask(now_);
-  for (size_t i = 0; i < allowed_.size(); ++i) now_[i] &= allowed_[i];
+void SamplingState::narrow(std::vector<uint32_t>& allowed) const {
+  rules_->mask(allowed);
+  for (size_t i = 0; i < allowed_.size(); ++i) allowed[i] &= allowed_[i];
 }
 
 void SamplingState::see(int32_t token, int32_t times) {
@@ -93,7 +93,7 @@ void SamplingState::accept(int32_t token) {
   if (penalties_) see(token, 1);
   ++output_;
   // A token that the rules do not know can only be one that ends the request.
-  if (rules_ != nullptr && rules_->try_accept(token)) narrow();
+  if (rules_ != nullptr && rules_->try_accept(token)) narrow(now_);
 }
 
 bool SamplingState::stops(int32_t token) const {
@@ -101,6 +101,10 @@ bool SamplingState::stops(int32_t token) const {
 }
 
 SampleRow SamplingState::row() const {
+  return row_at(output_, rules_ != nullptr ? now_ : allowed_, seen_);
+}
+
+SampleRow SamplingState::row_at(uint32_t output, std::span<const uint32_t> allowed, const Seen& seen) const {
   SampleRow row;
   row.temperature = params_.temperature;
   row.top_p = params_.top_p;
@@ -109,14 +113,45 @@ SampleRow SamplingState::row() const {
   row.frequency = params_.frequency;
   row.repetition = params_.repetition;
   row.top_k = std::max(params_.top_k, 0);
-  row.u = params_.temperature > 0 ? uniform_draw(seed_, output_, DrawStream::target) : 0;
-  row.allowed = rules_ != nullptr ? now_ : allowed_;
-  const bool early = output_ < static_cast<uint32_t>(std::max(params_.min_tokens, 0));
+  row.u = params_.temperature > 0 ? uniform_draw(seed_, output, DrawStream::target) : 0;
+  row.allowed = allowed;
+  const bool early = output < static_cast<uint32_t>(std::max(params_.min_tokens, 0));
   if (early && (rules_ == nullptr || !rules_->terminated())) row.banned = ends_;
   row.bias = params_.bias;
-  row.seen = seen_;
+  row.seen = seen;
   row.top_logprobs = params_.logprobs;
   return row;
+}
+
+std::span<const SampleRow> SamplingState::rows(std::span<const int32_t> drafts) {
+  ahead_.resize(std::max(ahead_.size(), drafts.size()));
+  rows_.assign(1, row());
+  int advanced = 0;
+  for (size_t i = 0; i < drafts.size(); ++i) {
+    if (stops(drafts[i]) || (rules_ != nullptr && !rules_->try_accept(drafts[i]))) break;
+    Ahead& ahead = ahead_[i];
+    if (rules_ != nullptr) {
+      ++advanced;
+      ahead.allowed.resize(now_.size());
+      narrow(ahead.allowed);
+    }
+    if (penalties_) {
+      ahead.seen = i == 0 ? seen_ : ahead_[i - 1].seen;
+      const auto known = place_.find(drafts[i]);
+      const auto at = known != place_.end()
+                          ? ahead.seen.begin() + static_cast<std::ptrdiff_t>(known->second)
+                          : std::find_if(ahead.seen.begin() + static_cast<std::ptrdiff_t>(seen_.size()),
+                                         ahead.seen.end(), [&](const auto& s) { return s.first == drafts[i]; });
+      if (at == ahead.seen.end())
+        ahead.seen.emplace_back(drafts[i], 1);
+      else
+        ++at->second;
+    }
+    rows_.push_back(row_at(output_ + 1 + static_cast<uint32_t>(i), rules_ != nullptr ? ahead.allowed : allowed_,
+                           penalties_ ? ahead.seen : seen_));
+  }
+  if (advanced > 0) rules_->rollback(advanced);
+  return rows_;
 }
 
 void SamplingTable::add(const wire::Submit& request) {

@@ -35,6 +35,10 @@ class SamplingState {
   SamplingState& operator=(const SamplingState&) = delete;
   /// The row that samples output token number output().
   SampleRow row() const;
+  /// The same row, and for as many of the drafts as can come true one after the other the row that samples behind it:
+  /// each as row() would give it had the drafts before it been accepted. Fewer than there are drafts when one ends the
+  /// request or is forbidden. The rows live until the next call or change.
+  std::span<const SampleRow> rows(std::span<const int32_t> drafts);
   /// The token was chosen.
   void accept(int32_t token);
   uint32_t output() const { return output_; }
@@ -43,19 +47,29 @@ class SamplingState {
   const wire::SamplingParams& params() const { return params_; }
 
  private:
+  using Seen = std::vector<std::pair<int32_t, int32_t>>;
+  /// What is different in a row behind drafts.
+  struct Ahead {
+    Seen seen;
+    std::vector<uint32_t> allowed;
+  };
+
   void see(int32_t token, int32_t times);
-  void narrow();
+  void narrow(std::vector<uint32_t>& allowed) const;
+  SampleRow row_at(uint32_t output, std::span<const uint32_t> allowed, const Seen& seen) const;
 
   const wire::SamplingParams params_;
   const uint64_t seed_;
   const bool penalties_;
-  std::vector<uint32_t> allowed_;                  // of the request, a bit a token; empty = all
-  std::unique_ptr<TokenRules> rules_;              // null: none
-  std::vector<uint32_t> now_;                      // with rules: what they and the request allow next
-  std::vector<int32_t> ends_;                      // what min_tokens forbids: the model's end tokens and the request's
-  std::vector<int32_t> stops_;                     // what ends the request
-  std::vector<std::pair<int32_t, int32_t>> seen_;  // token, times in the output; kept only with penalties
-  std::unordered_map<int32_t, size_t> place_;      // token -> index in seen_
+  std::vector<uint32_t> allowed_;              // of the request, a bit a token; empty = all
+  std::unique_ptr<TokenRules> rules_;          // null: none
+  std::vector<uint32_t> now_;                  // with rules: what they and the request allow next
+  std::vector<int32_t> ends_;                  // what min_tokens forbids: the model's end tokens and the request's
+  std::vector<int32_t> stops_;                 // what ends the request
+  Seen seen_;                                  // token, times in the output; kept only with penalties
+  std::unordered_map<int32_t, size_t> place_;  // token -> index in seen_
+  std::vector<Ahead> ahead_;                   // of rows()
+  std::vector<SampleRow> rows_;                // of rows()
   uint32_t output_ = 0;
 };
 

@@ -55,8 +55,10 @@ namespace {
 constexpr int kBadRequest = 400, kTooMany = 429, kUnavailable = 503, kTimeout = 504;
 constexpr std::string_view kCanary = "canary";
 
-constexpr uint32_t kRetrySoon = 5, kLongestWait = 600;  // seconds
-constexpr double kMemory = 0.9;                         // of the time a request takes, by each that ends
+constexpr uint32_t kRetrySoon = 5, kLongestWait = 600;   // seconds
+constexpr double kMemory = 0.9;                          // of the time a request takes, by each that ends
+constexpr double kLookupPrior = 0.7, kModelPrior = 0.8;  // acceptance of a draft, before anything was verified
+constexpr int kAllMemory = 200;                          // drafts of all requests that count for a new one
 
 size_t tokens_of(const wire::Submit& request) {
   return request.prompt.size() + request.emitted.size();
@@ -76,6 +78,8 @@ Scheduler::Scheduler(const SchedulerLimits& limits, SamplingTable& sampling, uin
               .restore_blocks = limits.restore_blocks}),
       slots_(0, limits.max_seqs),
       waiting_(limits.aging),
+      all_lookup_(kLookupPrior, kAllMemory),
+      all_model_(kModelPrior, kAllMemory),
       share_(limits.prefill_share, limits.max_piece_ms, limits.layers) {
   if (limits.max_seqs < 1 || limits.max_window < 1 || limits.max_context < 1 || limits.blocks < 2)
     throw Error(Code::config, "scheduler: max_seqs, max_window and max_context must be at least 1, blocks at least 2");
@@ -83,6 +87,10 @@ Scheduler::Scheduler(const SchedulerLimits& limits, SamplingTable& sampling, uin
     throw Error(Code::config, cat("serve.prefill_chunk is ", limits.prefill_chunk), cat("use a multiple of ", kChunk));
   if (limits.reserve_output < 1)
     throw Error(Code::config, cat("sched.reserve_output is ", limits.reserve_output), "at least 1");
+  for (const int32_t drafts : {limits.lookup_drafts, limits.model_drafts})
+    if (drafts < 0 || drafts > kMostDrafts || drafts >= limits.max_window)
+      throw Error(Code::config, cat("scheduler: ", drafts, " drafts in a window of ", limits.max_window, " rows"),
+                  "at most one less than the window has, and at most 15");
   if (limits.max_rows < limits.max_seqs + kChunk)
     throw Error(
         Code::config,
@@ -264,19 +272,22 @@ void Scheduler::complete(const StepResult& result) {
                                     flights_.empty() ? uint64_t{0} : flights_.front().step));
   Flight flight = std::move(flights_.front());
   flights_.pop_front();
-  if (flight.window_rows + flight.chunk_rows > 0)
-    learn(flight, result.device_ms);  // else it only moved what was spilled
+  if (flight.window_rows + flight.chunk_rows > 0) learn(flight, result);  // else it only moved what was spilled
   busy_ms_ += result.device_ms;
-  std::unordered_map<uint64_t, uint64_t> serials;
-  for (Part& part : flight.parts) {
-    finish(part);
-    serials[part.request] = part.serial;
-  }
-  for (const SeqResult& r : result.seqs) {
+  std::unordered_map<uint64_t, Part*> parts;
+  for (Part& part : flight.parts) parts[part.request] = &part;
+  const auto running = [&](const SeqResult& r) {
     const auto at = by_id_.find(r.request);
-    if (at == by_id_.end() || r.tokens.empty() || at->second->serial != serials[r.request]) continue;
-    take_token(at->second, r.tokens.front());
-  }
+    const auto part = parts.find(r.request);
+    return at != by_id_.end() && part != parts.end() && at->second->serial == part->second->serial ? at->second
+                                                                                                   : running_.end();
+  };
+  for (const SeqResult& r : result.seqs)
+    if (const auto at = running(r); at != running_.end()) take_drafts(*at, *parts[r.request], r);
+  for (Part& part : flight.parts) finish(part);
+  for (const SeqResult& r : result.seqs)
+    for (const SampledToken& token : r.tokens)
+      if (const auto at = running(r); at != running_.end()) take_token(at, token);
 }
 
 /// What the step computed is there now, whether or not its sequence still is.
@@ -299,9 +310,9 @@ void Scheduler::finish(Part& part) {
 
 void Scheduler::take_token(Running::iterator at, const SampledToken& sampled) {
   Sequence& s = *at;
-  if (s.computed != s.total())
+  if (s.computed < s.total())
     throw Error(Code::internal,
-                cat("request ", s.request.id, ": a token came for position ", s.computed, " of ", s.total()));
+                cat("request ", s.request.id, ": a token came for position ", s.total(), " of ", s.computed));
   if (sampled.token < 0) {
     deltas_.push_back(failed(s.request, s.output.size(), kBadRequest,
                              "no token is allowed here: allowed_token_ids, logit_bias or the grammar forbid all"));
@@ -363,6 +374,11 @@ wire::Stats Scheduler::stats() const {
   s.snaps_written = counted.snaps_inserted;
   s.snaps_evicted = counted.snaps_evicted + counted.snaps_thinned;
   s.blocks_evicted = counted.blocks_evicted;
+  s.draft_steps = drafts_.steps;
+  s.draft_tokens = drafts_.drafted;
+  s.draft_accepted = drafts_.accepted;
+  s.draft_accepted_at.assign(drafts_.at.begin(), drafts_.at.end());
+  s.drafter_paused = drafter_paused_;
   s.gate_open = gate_open_;
   return s;
 }

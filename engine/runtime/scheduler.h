@@ -1,6 +1,7 @@
 // Which rows of which requests run in the next step. Policy: scheduler.cpp.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -10,6 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/runtime/draft_lookup.h"
+#include "engine/runtime/draft_policy.h"
 #include "engine/runtime/plan.h"
 #include "engine/runtime/pools.h"
 #include "engine/runtime/sampling.h"
@@ -27,6 +30,12 @@ enum class ReuseOutput : uint8_t {
   always,  ///< its rows are shared as they are, although they came out of other kernels than a prompt's
 };
 
+/// What became of drafts.
+struct DraftCounts {
+  uint64_t steps = 0, drafted = 0, accepted = 0;  ///< sequences' steps with drafts; drafts in them; of these, accepted
+  std::array<uint64_t, kMostDrafts> at{};         ///< accepted by position
+};
+
 /// What all ranks are to fetch from their spill tiers.
 struct RestoreOrder {
   uint64_t id = 0;
@@ -39,6 +48,10 @@ struct SchedulerLimits {
   int32_t max_rows = 512;        ///< of one step; at least max_seqs + 64
   int32_t prefill_chunk = 256;   ///< prompt tokens of one step; a multiple of 64
   int32_t max_window = 16;       ///< window rows of one sequence
+  int32_t lookup_drafts = 0;     ///< most drafts copied from a request's own text; less than max_window
+  int32_t model_drafts = 0;      ///< most drafts of the executor's drafter; less than max_window
+  bool chained_drafter = false;  ///< its passes are one after the other, one for each draft
+  bool always_draft = false;     ///< whatever drafts cost; for measurements
   int32_t layers = 1;            ///< of the model, between which a piece of a prompt may stop; 1: it never does
   int32_t blocks = 2;            ///< ids of the pool, the null block included
   int32_t snaps = 0;             ///< snapshots of the prefix cache; 0 = no prefix cache
@@ -99,12 +112,23 @@ class Scheduler {
   bool idle() const { return running_.size() == (rereads() ? 1 : 0) && waiting_.empty(); }
   const SchedulerCache& cache() const { return cache_; }
   const StepCost& cost() const { return cost_; }
+  const DraftCounts& drafts() const { return drafts_; }
+  /// The drafter's drafts have all but ceased to be accepted, which no text explains: it is asked no more.
+  bool drafter_paused() const { return drafter_paused_; }
   /// The fields that the scheduler knows.
   wire::Stats stats() const;
   /// Throws Error(internal) when pools, table and sequences contradict each other. Cheap enough for every idle turn.
   void check() const;
 
  private:
+  /// What a sequence knows of its drafts.
+  struct Drafting {
+    LookupIndex lookup;
+    Acceptance by_lookup{0, 1}, by_model{0, 1};
+    DraftSource source = DraftSource::none;  // of those that are being verified
+    std::vector<int32_t> tokens;             // found in its text for the step that is being planned
+    int32_t count = 0;                       // drafts of that step
+  };
   struct Sequence {
     wire::Submit request;
     std::vector<int32_t> output;  // emitted ones first
@@ -125,6 +149,7 @@ class Scheduler {
     bool held = false;           // rows of it stand between two layers
     bool reread = false;         // nobody's request: text that is read again
     prefix::NewSnapshot mark{};  // with ReuseOutput::always: its state at the last multiple of 64 behind the prompt
+    Drafting drafting;
 
     int32_t prompt() const { return static_cast<int32_t>(request.prompt.size()); }
     int32_t total() const { return prompt() + static_cast<int32_t>(output.size()); }
@@ -150,8 +175,9 @@ class Scheduler {
   struct Flight {
     uint64_t step = 0;
     int32_t window_rows = 0, chunk_rows = 0;
-    LayerSpan piece;        // as in its plan
-    double planned_ms = 0;  // of its prompt rows
+    int32_t drafter_passes = 0;  // 0: no drafter ran
+    LayerSpan piece;             // as in its plan
+    double planned_ms = 0;       // of its prompt rows
     std::vector<Part> parts;
   };
   /// Prompt rows on their way through the layers, a few in each step.
@@ -192,6 +218,7 @@ class Scheduler {
   bool admit(const Waiting& next);
   bool could_displace(const wire::Submit& request, size_t blocks) const;
   std::optional<CacheGrant> reserve(const wire::Submit& request, size_t blocks);
+  Sequence fresh();
   void start(Waiting waiting, CacheGrant cache);
   void end(Running::iterator at);
   void leave(Running::iterator at);
@@ -219,6 +246,13 @@ class Scheduler {
 
   // scheduler_steps.cpp: what runs
   void pass_time(Time now);
+  // scheduler_drafts.cpp: which drafts are verified, and what came of them
+  int32_t most_drafts(const Sequence& seq) const;
+  DraftOffer offer(Sequence& seq);
+  void choose_drafts(std::span<const std::pair<Sequence*, int32_t>> windows, int32_t spare, Flight& flight);
+  void take_drafts(Sequence& seq, Part& part, const SeqResult& result);
+  void watch_acceptance(const SeqResult& result);
+
   SeqStep step_of(Sequence& seq, Regime regime, int32_t rows);
   void plan_windows(StepPlan& plan, Flight& flight);
   void plan_chunks(StepPlan& plan, Flight& flight);
@@ -226,7 +260,7 @@ class Scheduler {
   void hold(StepPlan& plan, Flight& flight, size_t first_part, int32_t layers);
   void go_on(StepPlan& plan, Flight& flight);
   void drop_dead_piece();
-  void learn(const Flight& flight, double ms);
+  void learn(const Flight& flight, const StepResult& result);
 
   const SchedulerLimits limits_;
   SamplingTable& sampling_;
@@ -250,6 +284,11 @@ class Scheduler {
   std::vector<SlotId> released_;                     // to be told to the executor with the next plan
   std::vector<wire::Delta> deltas_;
   StepCost cost_;
+  RowCost window_cost_, drafter_cost_;  // by rows of a step; by drafter_passes of a step
+  Acceptance all_lookup_, all_model_;   // of all requests
+  DraftCounts drafts_;
+  int32_t collapsed_ = 0;  // drafts of the model in a row of which next to none was accepted
+  bool drafter_paused_ = false;
   PrefillShare share_;
   bool gate_open_ = false, draining_ = false;
   std::optional<size_t> longest_prompt_;  // that may start now

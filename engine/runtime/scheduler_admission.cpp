@@ -121,8 +121,7 @@ std::optional<CacheGrant> Scheduler::reserve(const wire::Submit& request, size_t
 }
 
 void Scheduler::start(Waiting waiting, CacheGrant cache) {
-  Sequence seq;
-  seq.serial = ++serial_;
+  Sequence seq = fresh();
   seq.arrival = waiting.arrival;
   seq.cls = waiting_.class_of(waiting, now_);
   seq.max_output = max_output_of(waiting.request);

@@ -65,7 +65,7 @@ void Scheduler::reread() {
 /// False when it is known already, or does not fit.
 bool Scheduler::start_reread(Reread text) {
   const auto end = static_cast<int32_t>(text.tokens.size()) / kChunk * kChunk;
-  Sequence seq;
+  Sequence seq = fresh();
   seq.reread = true;
   seq.request.id = kRereadIds + ++last_reread_;
   seq.request.key = kRereadKey;
@@ -86,7 +86,6 @@ bool Scheduler::start_reread(Reread text) {
   }
   text.tokens.resize(static_cast<size_t>(end));
   seq.request.prompt = std::move(text.tokens);
-  seq.serial = ++serial_;
   seq.arrival = ++arrivals_;
   seq.cache = std::move(*grant);
   seq.computed = seq.finished = seq.cache.position;

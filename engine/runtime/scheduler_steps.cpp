@@ -49,11 +49,12 @@ std::optional<StepPlan> Scheduler::plan(Time now) {
 }
 
 /// One row for every sequence that generates; more only for tokens that are known already, where rows are left beside a
-/// prompt piece.
+/// prompt piece, and for drafts.
 void Scheduler::plan_windows(StepPlan& plan, Flight& flight) {
   int32_t spare = limits_.max_rows - kChunk;
   for (const Sequence& s : running_)
     if (s.generates()) --spare;
+  std::vector<std::pair<Sequence*, int32_t>> windows;
   for (Sequence& s : running_) {
     if (!s.generates()) continue;
     const int32_t ahead = s.total() - s.computed;
@@ -63,8 +64,10 @@ void Scheduler::plan_windows(StepPlan& plan, Flight& flight) {
     const int32_t extra = std::clamp(most - 1, 0, std::max(spare, 0));
     spare -= extra;
     flight.window_rows += 1 + extra;
-    plan.seqs.push_back(step_of(s, Regime::window, 1 + extra));
+    windows.emplace_back(&s, 1 + extra);
   }
+  choose_drafts(windows, spare, flight);
+  for (const auto& [s, rows] : windows) plan.seqs.push_back(step_of(*s, Regime::window, rows));
 }
 
 void Scheduler::plan_chunks(StepPlan& plan, Flight& flight) {
@@ -149,7 +152,10 @@ void Scheduler::drop_dead_piece() {
 }
 
 /// What a step that has finished tells of the cost of rows.
-void Scheduler::learn(const Flight& flight, double ms) {
+void Scheduler::learn(const Flight& flight, const StepResult& result) {
+  const double ms = result.device_ms;
+  if (flight.drafter_passes > 0) drafter_cost_.observe(flight.drafter_passes, result.draft_ms);
+  if (flight.chunk_rows == 0) window_cost_.observe(flight.window_rows, ms - result.draft_ms);
   const double window_ms = flight.chunk_rows == 0 ? ms : std::min(cost_.window_ms(flight.window_rows), ms);
   if (flight.piece == LayerSpan{}) {
     cost_.observe(flight.window_rows, flight.chunk_rows, ms);
@@ -189,6 +195,13 @@ SeqStep Scheduler::step_of(Sequence& s, Regime regime, int32_t rows) {
   s.computed += rows;
   s.pending = regime == Regime::window ? static_cast<int16_t>(rows) : int16_t{0};
   step.logits = s.computed == s.total() && !s.reread ? 1 : 0;
+  if (regime == Regime::window && s.drafting.source != DraftSource::none) {
+    const auto drafts = static_cast<int16_t>(s.drafting.count);
+    const bool given = s.drafting.source == DraftSource::lookup;
+    if (given) step.tokens.insert(step.tokens.end(), s.drafting.tokens.begin(), s.drafting.tokens.end());
+    (given ? step.drafts : step.propose) = drafts;
+    step.logits = static_cast<int16_t>(1 + drafts);
+  }
   return step;
 }
 

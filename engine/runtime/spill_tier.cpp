@@ -72,19 +72,20 @@ void SpillTier::fetch(uint64_t restore, std::vector<SpillItem> items, std::funct
   });
 }
 
-void SpillTier::load(uint64_t restore, bool wanted) {
+/// What was loaded.
+std::vector<SpillItem> SpillTier::load(uint64_t restore, bool wanted) {
   Fetched fetched;
   {
     const std::lock_guard lock(mutex_);
     const auto at = fetched_.find(restore);
     if (at == fetched_.end()) {
-      if (!wanted) return;
+      if (!wanted) return {};
       throw Error(Code::internal, cat("plan uses restore ", restore, ", which this rank has not fetched"));
     }
     fetched = std::move(at->second);
     fetched_.erase(at);
   }
-  if (!wanted) return;
+  if (!wanted) return {};
   if (fetched.payloads.size() != fetched.items.size())
     throw Error(Code::internal, cat("plan uses restore ", restore, ", which failed on this rank"));
   for (size_t i = 0; i < fetched.items.size(); ++i) {
@@ -102,11 +103,16 @@ void SpillTier::load(uint64_t restore, bool wanted) {
       throw Error(Code::internal, cat("restore ", restore, ": ", payload.size() - at, " bytes too many"));
   }
   ops_.synchronize();  // the payloads go
+  return std::move(fetched.items);
 }
 
-void SpillTier::run(const StepPlan& plan) {
+std::vector<SnapId> SpillTier::run(const StepPlan& plan) {
   for (const SpillItem& item : plan.spill) spill(item);
-  for (const auto& [restore, wanted] : plan.load) load(restore, wanted);
+  std::vector<SnapId> written;
+  for (const auto& [restore, wanted] : plan.load)
+    for (const SpillItem& item : load(restore, wanted))
+      if (item.meta.name.kind == spill::Kind::snapshot) written.push_back(SnapId{item.id});
+  return written;
 }
 
 }  // namespace glm53

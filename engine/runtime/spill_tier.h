@@ -27,9 +27,9 @@ class SpillTier {
   spill::Store& store() { return store_; }
   const spill::Store& store() const { return store_; }
   /// What the plan says about the spill tier, before anything else of it: copies evicted things away, then puts what
-  /// was fetched in its place. The thread of the step loop. Throws Error(internal) for a restore that was not fetched,
-  /// or ids outside the pools.
-  void run(const StepPlan& plan);
+  /// was fetched in its place; the snapshots that were written so. The thread of the step loop. Throws Error(internal)
+  /// for a restore that was not fetched, or ids outside the pools.
+  std::vector<SnapId> run(const StepPlan& plan);
   /// Fetches the items in the background and keeps their bytes until a plan names the restore. `done` says whether all
   /// are there; it runs on another thread and must not throw.
   void fetch(uint64_t restore, std::vector<SpillItem> items, std::function<void(bool ok)> done);
@@ -41,7 +41,7 @@ class SpillTier {
   };
   std::vector<Tensor> parts_of(const SpillItem& item) const;
   void spill(const SpillItem& item);
-  void load(uint64_t restore, bool wanted);
+  std::vector<SpillItem> load(uint64_t restore, bool wanted);
 
   const Caches& caches_;
   Ops& ops_;

@@ -89,6 +89,7 @@ void put(ByteWriter& w, const Submit& m) {
   w.put(m.salt);
   w.put(m.key);
   w.put(static_cast<uint8_t>(m.cache_write));
+  w.put(static_cast<uint8_t>(m.speculate));
   w.put(m.boundaries);
   put(w, m.sampling);
   w.put(m.grammar);
@@ -106,6 +107,7 @@ Submit get_submit(ByteReader& r) {
   m.salt = r.get_string();
   m.key = r.get_string();
   m.cache_write = get_bool(r);
+  m.speculate = get_bool(r);
   m.boundaries = r.get_vector<int32_t>();
   m.sampling = get_sampling(r);
   m.grammar = r.get_string();
@@ -175,10 +177,12 @@ void put(ByteWriter& w, const Stats& m) {
   w.put(m.prompt_tokens);
   w.put(m.generated_tokens);
   for (const uint32_t v : {m.blocks_cached, m.snaps_used, m.snaps_total}) w.put(v);
-  for (const uint64_t v :
-       {m.prefix_queries, m.prefix_hits, m.snaps_written, m.snaps_evicted, m.blocks_evicted, m.preemptions,
-        m.spill_memory_bytes, m.spill_disk_bytes, m.spilled, m.spill_dropped, m.restores, m.restores_failed})
+  for (const uint64_t v : {m.prefix_queries, m.prefix_hits, m.snaps_written, m.snaps_evicted, m.blocks_evicted,
+                           m.preemptions, m.spill_memory_bytes, m.spill_disk_bytes, m.spilled, m.spill_dropped,
+                           m.restores, m.restores_failed, m.draft_steps, m.draft_tokens, m.draft_accepted})
     w.put(v);
+  w.put(m.draft_accepted_at);
+  w.put(static_cast<uint8_t>(m.drafter_paused));
   w.put(m.progress_age_ms);
   w.put(m.memory_bytes);
   w.put(m.memory_available);
@@ -196,10 +200,12 @@ Stats get_stats(ByteReader& r) {
   m.prompt_tokens = r.get<uint64_t>();
   m.generated_tokens = r.get<uint64_t>();
   for (uint32_t* v : {&m.blocks_cached, &m.snaps_used, &m.snaps_total}) *v = r.get<uint32_t>();
-  for (uint64_t* v :
-       {&m.prefix_queries, &m.prefix_hits, &m.snaps_written, &m.snaps_evicted, &m.blocks_evicted, &m.preemptions,
-        &m.spill_memory_bytes, &m.spill_disk_bytes, &m.spilled, &m.spill_dropped, &m.restores, &m.restores_failed})
+  for (uint64_t* v : {&m.prefix_queries, &m.prefix_hits, &m.snaps_written, &m.snaps_evicted, &m.blocks_evicted,
+                      &m.preemptions, &m.spill_memory_bytes, &m.spill_disk_bytes, &m.spilled, &m.spill_dropped,
+                      &m.restores, &m.restores_failed, &m.draft_steps, &m.draft_tokens, &m.draft_accepted})
     *v = r.get<uint64_t>();
+  m.draft_accepted_at = r.get_vector<uint64_t>();
+  m.drafter_paused = get_bool(r);
   m.progress_age_ms = r.get<uint32_t>();
   m.memory_bytes = r.get<uint64_t>();
   m.memory_available = r.get<uint64_t>();

@@ -14,7 +14,7 @@
 
 namespace glm53::wire {
 
-inline constexpr uint32_t kProtocol = 4;
+inline constexpr uint32_t kProtocol = 5;
 inline constexpr size_t kMaxFrame = 64u << 20;
 
 struct SamplingParams {
@@ -47,6 +47,7 @@ struct Submit {
   int32_t priority = 0;
   std::string salt, key;  ///< cache salt; fairness key
   bool cache_write = true;
+  bool speculate = true;            ///< drafts may be verified for it; its text is the same either way
   std::vector<int32_t> boundaries;  ///< prompt positions where conversations branch
   SamplingParams sampling;
   std::string grammar;
@@ -94,13 +95,17 @@ struct Stats {
   uint64_t preemptions = 0;                               ///< requests put back to wait
   uint64_t spill_memory_bytes = 0, spill_disk_bytes = 0;  ///< of the spill tier of rank 0
   uint64_t spilled = 0, spill_dropped = 0;                ///< blocks and snapshots copied there; of these, not taken
-  uint64_t restores = 0, restores_failed = 0;  ///< prompts whose beginning came back from there; or should have
-  bool spill_disk_ok = false;                  ///< its files can be written
-  uint32_t progress_age_ms = 0;                ///< since the step loop last turned
-  uint64_t memory_bytes = 0;                   ///< resident size of rank 0
-  uint64_t memory_available = 0;               ///< of rank 0's machine; 0 = not known yet
-  uint32_t memory_level = 0;                   ///< MemoryLevel: 0 ok ... 3 critical, the worst of all ranks
-  bool gate_open = false;                      ///< false: only requests with key "canary" are admitted
+  uint64_t restores = 0, restores_failed = 0;     ///< prompts whose beginning came back from there; or should have
+  bool spill_disk_ok = false;                     ///< its files can be written
+  uint64_t draft_steps = 0;                       ///< steps of sequences in which drafts were verified
+  uint64_t draft_tokens = 0, draft_accepted = 0;  ///< drafts in them; of these, accepted
+  std::vector<uint64_t> draft_accepted_at;        ///< accepted by position in the step
+  bool drafter_paused = false;                    ///< its drafts were hardly ever accepted
+  uint32_t progress_age_ms = 0;                   ///< since the step loop last turned
+  uint64_t memory_bytes = 0;                      ///< resident size of rank 0
+  uint64_t memory_available = 0;                  ///< of rank 0's machine; 0 = not known yet
+  uint32_t memory_level = 0;                      ///< MemoryLevel: 0 ok ... 3 critical, the worst of all ranks
+  bool gate_open = false;                         ///< false: only requests with key "canary" are admitted
   bool peers_alive = true;
   bool operator==(const Stats&) const = default;
 };

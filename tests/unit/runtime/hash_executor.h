@@ -51,9 +51,9 @@ class HashExecutor final : public Executor {
     if (spilled != nullptr) spill(plan);
     REQUIRE((spilled != nullptr || (plan.spill.empty() && plan.load.empty())));
     for (const auto& [slot, records] : plan.flush) {
-      REQUIRE(slots_.at(slot).pending == records);
+      REQUIRE(slots_.at(slot).kept == records);
       slots_.at(slot).committed += records;
-      slots_.at(slot).pending = 0;
+      slots_.at(slot).pending = slots_.at(slot).kept = 0;
     }
     for (const auto& [slot, snap] : plan.save) {
       REQUIRE(slots_.at(slot).pending == 0);
@@ -75,8 +75,9 @@ class HashExecutor final : public Executor {
       REQUIRE(in_step.insert(s.slot).second);
       chunk_seen = chunk_seen || s.regime == Regime::chunk;
       REQUIRE((s.regime == Regime::chunk || !chunk_seen));
-      rows += s.tokens.size();
-      (s.regime == Regime::chunk ? prompt_rows : window_rows) += s.tokens.size();
+      const size_t own = s.tokens.size() + static_cast<size_t>(s.propose);
+      rows += own;
+      (s.regime == Regime::chunk ? prompt_rows : window_rows) += own;
       if (s.regime == Regime::window || plan.piece == LayerSpan{}) run(s, result);
     }
     if (plan.piece != LayerSpan{}) piece(plan, prompt_rows, result);
@@ -97,6 +98,9 @@ class HashExecutor final : public Executor {
 
   size_t parts = 0;  // steps that took a piece through some of the layers
   size_t most_seqs = 0, widest_window = 0, prompt_rows_run = 0, restores = 0, saves = 0;
+  /// Drafts of the drafter behind tokens whose hash is given; those that come true where there is none.
+  std::function<int32_t(uint64_t state)> drafter;
+  size_t drafted = 0, accepted = 0;
   /// Milliseconds of a step with so many window and prompt rows.
   std::function<double(size_t, size_t)> cost;
 
@@ -167,6 +171,7 @@ class HashExecutor final : public Executor {
     State state;
     std::vector<BlockId> table;
     int32_t committed = 0, pending = 0;
+    int32_t kept = 0;  // of the pending rows: no drafts, or accepted ones
   };
 
   /// Some layers of a piece; what comes of it is there behind the last.
@@ -228,37 +233,69 @@ class HashExecutor final : public Executor {
     Slot& slot = slots_.at(s.slot);
     for (const BlockId b : s.append) require_block(b);
     slot.table.insert(slot.table.end(), s.append.begin(), s.append.end());
-    const auto n = static_cast<int32_t>(s.tokens.size());
-    REQUIRE(n > 0);
+    const auto known = static_cast<int32_t>(s.tokens.size()) - s.drafts, n = known + s.drafts + s.propose;
+    REQUIRE(known > 0);
+    REQUIRE((s.drafts == 0 || s.propose == 0));
+    REQUIRE(s.drafts >= 0);
+    REQUIRE(s.propose >= 0);
     REQUIRE(slot.committed + s.replay == s.start);
-    REQUIRE(s.replay == slot.pending);
+    REQUIRE(s.replay == slot.kept);
+    REQUIRE(s.replay <= slot.pending);
     REQUIRE(slot.state.tokens == s.start);
     REQUIRE(static_cast<size_t>(s.start + n) <= slot.table.size() * kBlockTokens);
+    REQUIRE(s.start + n <= limits_.max_context);
     REQUIRE(s.exports.size() <= 2);
     if (s.regime == Regime::chunk) {
+      REQUIRE(n == known);
       REQUIRE(s.start % kChunk == 0);
       if (limits_.reuse_output != ReuseOutput::always) require_prompt_rows(slot, s.start);
       slot.committed = s.start + n;
-      slot.pending = 0;
+      slot.pending = slot.kept = 0;
     } else {
       REQUIRE(n <= limits_.max_window);
       REQUIRE(s.exports.empty());
       widest_window = std::max(widest_window, static_cast<size_t>(n));
       slot.committed = s.start;
       slot.pending = n;
+      slot.kept = known;
     }
-    for (int32_t i = 0; i < n; ++i) {
-      const int32_t position = s.start + i, token = s.tokens[static_cast<size_t>(i)];
+    const auto write = [&](int32_t position, int32_t token) {
       block(slot.table[static_cast<size_t>(position / kBlockTokens)])[static_cast<size_t>(position % kBlockTokens)] = {
           token, position, s.regime == Regime::window};
+    };
+    for (int32_t i = 0; i < known; ++i) {
+      const int32_t position = s.start + i, token = s.tokens[static_cast<size_t>(i)];
+      write(position, token);
       slot.state = {state_after(slot.state.hash, token), position + 1};
       for (const auto& [at, id] : s.exports)
         if (at == position + 1) snapshot(id) = slot.state;
     }
     for (const auto& [at, id] : s.exports) REQUIRE((at > s.start && at <= s.start + n));
-    if (s.logits == 1)
-      result.seqs.push_back(
-          {.request = s.request, .tokens = {{.token = attend(slot), .logprob = 0, .top = {}}}, .accepted = 0});
+    if (s.logits > 0) result.seqs.push_back(verify(s, slot, known, write));
+  }
+
+  /// The rows of drafts are written whether or not they are accepted; the state goes on behind those that are.
+  template <class Write>
+  SeqResult verify(const SeqStep& s, Slot& slot, int32_t known, const Write& write) {
+    const int32_t drafts = s.drafts + s.propose;
+    REQUIRE(s.logits == 1 + drafts);
+    Tokens draft(s.tokens.begin() + known, s.tokens.end());
+    for (uint64_t state = slot.state.hash; static_cast<int32_t>(draft.size()) < drafts;) {
+      draft.push_back(drafter ? drafter(state) : token_of(state));
+      state = state_after(state, draft.back());
+    }
+    for (int32_t i = 0; i < drafts; ++i) write(s.start + known + i, draft[static_cast<size_t>(i)]);
+    SeqResult r{.request = s.request, .tokens = {}, .drafted = static_cast<int16_t>(drafts), .accepted = 0};
+    for (int32_t i = 0;; ++i) {
+      r.tokens.push_back({.token = attend(slot), .logprob = 0, .top = {}});
+      if (i == drafts || r.tokens.back().token != draft[static_cast<size_t>(i)]) break;
+      slot.state = {state_after(slot.state.hash, draft[static_cast<size_t>(i)]), slot.state.tokens + 1};
+      ++slot.kept;
+      ++r.accepted;
+    }
+    drafted += static_cast<size_t>(drafts);
+    accepted += static_cast<size_t>(r.accepted);
+    return r;
   }
 
   /// A prompt is read behind rows of the prompt's kernels only, or its text would depend on who was here before.

@@ -26,6 +26,7 @@ wire::Submit full_submit() {
   m.salt = "salt";
   m.key = std::string("k\0y", 3);
   m.cache_write = false;
+  m.speculate = false;
   m.boundaries = {1, 2};
   m.sampling = {.temperature = 0.5f,
                 .top_p = 0.25f,
@@ -95,6 +96,11 @@ std::vector<wire::Message> messages() {
   stats.restores = 25;
   stats.restores_failed = 26;
   stats.spill_disk_ok = true;
+  stats.draft_steps = 27;
+  stats.draft_tokens = 28;
+  stats.draft_accepted = 29;
+  stats.draft_accepted_at = {30, 31};
+  stats.drafter_paused = true;
   stats.progress_age_ms = 10;
   stats.memory_bytes = 11;
   stats.gate_open = true;
@@ -116,6 +122,7 @@ StepPlan full_plan() {
   window.regime = Regime::window;
   window.start = 100;
   window.drafts = 3;
+  window.propose = 5;
   window.replay = 4;
   window.tokens = {5, 6, 7, 8};
   window.logits = 4;

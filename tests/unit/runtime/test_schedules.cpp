@@ -21,6 +21,10 @@ class Schedule {
     world_.executor.cost = [=](size_t window, size_t chunk) {
       return step + row * static_cast<double>(window + chunk);
     };
+    const int32_t good = below(101);  // percent of the drafts that come true
+    world_.executor.drafter = [this, good](uint64_t state) {
+      return below(100) < good ? token_of(state) : below(kVocab);
+    };
     for (int i = 0; i < 3; ++i) {
       texts_.emplace_back();
       for (int t = 0; t < 320; ++t) texts_.back().push_back(below(kVocab));
@@ -41,7 +45,7 @@ class Schedule {
   }
 
   struct Totals {
-    size_t requests = 0, hits = 0, saves = 0, preemptions = 0, aborts = 0, expired = 0;
+    size_t requests = 0, hits = 0, saves = 0, preemptions = 0, aborts = 0, expired = 0, drafted = 0, accepted = 0;
   } totals;
 
  private:
@@ -61,6 +65,12 @@ class Schedule {
     l.reuse_output = static_cast<ReuseOutput>(below(3));
     reuse_ = l.reuse_output;
     l.reserve_output = 1 + below(40);
+    if (below(2) == 0) {
+      l.model_drafts = below(l.max_window);
+      l.lookup_drafts = below(l.max_window);
+      l.always_draft = below(2) == 0;
+      l.chained_drafter = below(2) == 0;
+    }
     l.prefill_share = 0.1 + 0.1 * below(8);
     l.aging = Scheduler::Time(1 + below(1000));
     l.patience = Scheduler::Time(below(3000));
@@ -88,6 +98,7 @@ class Schedule {
     r.key = cat("key", below(3));
     r.priority = below(4) == 0 ? below(5) - 2 : 0;
     r.cache_write = below(5) != 0;
+    r.speculate = below(5) != 0;
     for (int i = below(3); i > 0; --i) r.boundaries.push_back(below(330));
     std::sort(r.boundaries.begin(), r.boundaries.end());
     if (below(10) == 0) {  // replayed after a restart
@@ -174,6 +185,8 @@ class Schedule {
       totals.hits += seen.cached > 0 ? 1 : 0;
     }
     totals.saves = world_.executor.saves;
+    totals.drafted = world_.executor.drafted;
+    totals.accepted = world_.executor.accepted;
     totals.preemptions = s.stats().preemptions;
     s.reset_cache();
     s.check();
@@ -216,15 +229,20 @@ TEST_CASE("10,000 random schedules: every request gets what it gets alone, and n
     sum.saves += schedule.totals.saves;
     sum.preemptions += schedule.totals.preemptions;
     sum.aborts += schedule.totals.aborts;
+    sum.drafted += schedule.totals.drafted;
+    sum.accepted += schedule.totals.accepted;
     sum.expired += schedule.totals.expired;
   }
   MESSAGE(sum.requests, " requests, ", sum.hits, " found their beginning, ", sum.preemptions, " put back, ", sum.saves,
-          " states saved, ", sum.aborts, " aborted, ", sum.expired, " too late");
+          " states saved, ", sum.accepted, " of ", sum.drafted, " drafts accepted, ", sum.aborts, " aborted, ",
+          sum.expired, " too late");
   if (last - first < 10000) return;
   CHECK(sum.requests > 100000);  // the schedules are what they are meant to be
   CHECK(sum.hits > 5000);
   CHECK(sum.preemptions > 5000);
   CHECK(sum.saves > 1000);
   CHECK(sum.aborts > 5000);
+  CHECK(sum.drafted > 100000);
+  CHECK(sum.accepted > sum.drafted / 4);
   CHECK(sum.expired > 1000);
 }

@@ -69,6 +69,8 @@ class TinySchedule {
       l.snaps = below(3) == 0 ? 0 : 1 + below(6);
       l.snap_interval = 64 * below(3);
       l.reserve_output = 1 + below(10);
+      l.lookup_drafts = below(2) == 0 ? 0 : below(l.max_window);
+      l.always_draft = below(2) == 0;
       l.reuse_output = below(2) == 0 ? ReuseOutput::never : ReuseOutput::idle;
     });
     s_.output.clear();

@@ -38,7 +38,7 @@ struct Server {
     limits.max_rows = 256;
     limits.max_seqs = 6;
     limits.max_context = max_context;
-    limits.max_logit_rows = 6;
+    limits.max_logit_rows = 6 * 16;
     ops = make_cpu_ops(2);
     comm = make_single_communicator();
     model = load_model(kModel, FormatPolicy::as_stored(), limits, *ops, *comm);
@@ -62,7 +62,7 @@ struct Server {
     change(l);
     scheduler = std::make_unique<Scheduler>(l, *table, 1);
     scheduler->set_gate(true);
-    executor = std::make_unique<ModelExecutor>(*model, caches.caches, *ops, table.get());
+    executor = std::make_unique<ModelExecutor>(*model, caches.caches, *ops, table.get(), nullptr, drafter);
   }
   void restart(int snaps = 0, int seqs = 6) {
     restart_with([&](SchedulerLimits& l) {
@@ -81,6 +81,8 @@ struct Server {
     for (const wire::Delta& d : scheduler->take_deltas()) {
       Tokens& t = output[d.id];
       t.insert(t.end(), d.tokens.begin(), d.tokens.end());
+      auto& l = logprobs[d.id];
+      l.insert(l.end(), d.logprobs.begin(), d.logprobs.end());
       finish[d.id] = d.finish;
       cached[d.id] = std::max(cached[d.id], d.cached_tokens);
     }
@@ -104,12 +106,20 @@ struct Server {
     return ms + static_cast<double>(piece_rows) * (plan.piece.last - plan.piece.first) / model->config().layers;
   }
   Tokens alone(const wire::Submit& r) {
-    output.clear();
+    forget();
     scheduler->submit(r);
     while (!scheduler->idle()) turn();
     return output[r.id];
   }
 
+  /// What requests were answered.
+  void forget() {
+    output.clear();
+    logprobs.clear();
+    finish.clear();
+  }
+
+  Drafter* drafter = nullptr;  // for the next restart
   ModelLimits limits;
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Communicator> comm;
@@ -119,6 +129,7 @@ struct Server {
   std::unique_ptr<Scheduler> scheduler;
   std::unique_ptr<ModelExecutor> executor;
   std::map<uint64_t, Tokens> output;
+  std::map<uint64_t, std::vector<wire::TokenLogprobs>> logprobs;
   std::map<uint64_t, std::string> finish;
   std::map<uint64_t, uint32_t> cached;
   size_t parts = 0, piece_rows = 0;  // steps that took a piece through some of the layers; rows of the newest
