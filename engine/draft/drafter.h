@@ -94,6 +94,8 @@ class Drafter {
   virtual void invalidate(SlotId slot, int32_t position) = 0;
   /// The target copies a block (a shared one that a sequence is about to write).
   virtual void copy_block(BlockId from, BlockId to) = 0;
+  /// Intermediate values for golden tests, as Model::set_probe; names in each drafter's README section.
+  virtual void set_probe(Probe probe) = 0;
 
  protected:
   Drafter() = default;

@@ -11,6 +11,7 @@
 #include "engine/model/kda.h"
 #include "engine/model/mla.h"
 #include "engine/model/mlp.h"
+#include "engine/model/pick_rows.h"
 #include "engine/model/weights.h"
 #include "engine/model/workspace.h"
 
@@ -297,17 +298,8 @@ class GlmModel final : public Model {
     if (!limits_.taps.empty()) out.taps = step.rows(step.space.taps);
     const int rows = step.batch.logit_rows;
     if (rows == 0) return out;
-    // Picking rows is an embedding whose table is `hidden` and whose tokens are row numbers.
-    Weight table;
-    table.format = hidden.dtype == Dtype::f32 ? WeightFormat::f32 : WeightFormat::bf16;
-    table.out = step.capacity;
-    table.in = config_.hidden;
-    table.codes = hidden;
-    Batch pick;
-    pick.rows = rows;
-    pick.token = step.batch.logit_row.rows(0, rows);
     const Tensor picked = step.space.picked.rows(0, rows), part = step.space.logits_part.rows(0, rows);
-    ops_.embed({&pick, &table, picked});
+    pick_rows(ops_, hidden, step.batch.logit_row.rows(0, rows), picked);
     // Few rows, whatever regime they come from: always the window family, so a row's logits never depend on its
     // neighbours.
     ops_.linear({.x = picked, .w = &head_, .y = part, .beta = 0, .window_rows = rows});

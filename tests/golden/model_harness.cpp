@@ -200,7 +200,15 @@ Values Runner::step(const std::vector<Piece>& pieces, bool all_rows, int padding
   const std::vector<int32_t> none(static_cast<size_t>(2 * seqs), -1);
   batch.export_pos = ints(9, {seqs, 2}, none);
   batch.export_snap = ints(10, {seqs, 2}, none);
-  return fetch(ops_, model_->forward(batch, owned_.caches).logits);
+  batch_ = batch;
+  out_ = model_->forward(batch, owned_.caches);
+  return fetch(ops_, out_.logits);
+}
+
+std::vector<BlockId> Runner::table(int sequence) const {
+  std::vector<BlockId> table;
+  for (int b = 0; b < blocks_each_; ++b) table.push_back(BlockId{1 + sequence * blocks_each_ + b});
+  return table;
 }
 
 Values Runner::prefill(int sequence, std::span<const int32_t> tokens, int piece) {

@@ -88,6 +88,12 @@ class Runner {
   void flush(int sequence);
 
   Model& model() { return *model_; }
+  /// Of the last step. The batch's tensors are overwritten by the next one.
+  const Batch& batch() const { return batch_; }
+  const ForwardOut& out() const { return out_; }
+  /// Block table of a sequence; its slot has the sequence's number.
+  std::vector<BlockId> table(int sequence) const;
+  int position(int sequence) const { return sequences_.at(static_cast<size_t>(sequence)).position; }
   const Caches& caches() const { return owned_.caches; }
   /// Values of the last step by probe name; call watch() first.
   void watch();
@@ -103,6 +109,8 @@ class Runner {
   std::unique_ptr<Model> model_;
   OwnedCaches owned_;
   std::vector<Sequence> sequences_;
+  Batch batch_;
+  ForwardOut out_;
   int blocks_each_ = 0;
   std::vector<Buffer> inputs_;
   std::map<std::string, Values> seen_;
