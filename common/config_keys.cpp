@@ -97,6 +97,19 @@ constexpr std::array kKeys{
               "Folder of the drafter's checkpoint; empty: draft.repo names it, or no drafter."},
     ConfigKey{"draft.repo", text, kCluster, "", "", "Repository of the drafter's checkpoint."},
     ConfigKey{"draft.revision", text, kCluster, "", "", "Its commit, branch or tag; empty: main."},
+    ConfigKey{"draft.kind", text, kCluster, "auto", "",
+              "Which drafter proposes tokens ahead: dflash2, of draft.path; mtp, the layer that checkpoints bring "
+              "along; none; auto: dflash2 where one is named, else mtp where there is one. Text is the same with each.",
+              0, 0, "auto|none|mtp|dflash2"},
+    ConfigKey{"draft.fallback", boolean, kCluster, "false", "",
+              "Serve without drafter when the one wanted cannot be used; else that ends the start."},
+    ConfigKey{"draft.max_drafts", integer, kCluster, "7", "tokens",
+              "Most drafts of the drafter for a sequence in a step; how many are used is decided by what they bring.",
+              0, 15},
+    ConfigKey{"draft.lookup", integer, kCluster, "15", "tokens",
+              "Most drafts copied from a request's own text; 0: none.", 0, 15},
+    ConfigKey{"draft.always", boolean, kCluster, "false", "",
+              "Use as many drafts as there may be whatever they bring; for measurements."},
 
     ConfigKey{
         "hub.home", text, kNode, "", "",

@@ -62,6 +62,7 @@ constexpr std::array kChatMembers = {
     MemberRule{"truncate_prompt_tokens", kHonoured},
     MemberRule{"truncation_side", kHonoured},
     MemberRule{"priority", kHonoured},
+    MemberRule{"speculation", kHonoured},
     MemberRule{"cache_salt", kHonoured},
     MemberRule{"request_id", kHonoured},
     MemberRule{"return_token_ids", kHonoured},

@@ -22,6 +22,8 @@ bool Choice::is_end(const wire::Delta& delta, size_t index) const {
 
 void Choice::consume(const wire::Delta& delta, std::vector<ChoiceEvent>& events) {
   cached_tokens_ = std::max(cached_tokens_, delta.cached_tokens);
+  drafted_ = std::max(drafted_, delta.draft_tokens);
+  accepted_ = std::max(accepted_, delta.draft_accepted);
   for (size_t i = 0; i < delta.tokens.size() && !finished(); ++i) {
     const int32_t token = delta.tokens[i];
     ++completion_tokens_;

@@ -68,6 +68,9 @@ class Choice {
   int64_t completion_tokens() const { return completion_tokens_; }
   int64_t reasoning_tokens() const { return parser_.reasoning_tokens(); }
   uint32_t cached_tokens() const { return cached_tokens_; }
+  /// Drafts that were verified for it, and of these accepted ones.
+  uint32_t drafted() const { return drafted_; }
+  uint32_t accepted() const { return accepted_; }
 
  private:
   void feed(int32_t token, std::vector<ChoiceEvent>& events);
@@ -88,7 +91,7 @@ class Choice {
   std::vector<size_t> searched_;  ///< content bytes after each token, kept when there are stop strings
   size_t content_bytes_ = 0;
   int64_t completion_tokens_ = 0;
-  uint32_t cached_tokens_ = 0;
+  uint32_t cached_tokens_ = 0, drafted_ = 0, accepted_ = 0;
   std::string finish_reason_;
   StopReason stop_reason_;
   std::optional<uint32_t> cut_;

@@ -179,6 +179,10 @@ void parse_common(const Members& members, const RequestContext& context, Generat
     out.truncate_right = *side == "right";
   }
   out.priority = static_cast<int32_t>(members.integer("priority", -1000, 1000).value_or(0));
+  if (const auto mode = members.text("speculation")) {
+    if (*mode != "auto" && *mode != "off") Members::refuse("speculation", "must be auto or off");
+    out.speculate = *mode == "auto";
+  }
 }
 
 int32_t fit(std::vector<int32_t>& prompt, const GenerationRequest& request, const RequestContext& context) {

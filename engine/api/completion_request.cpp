@@ -51,6 +51,7 @@ constexpr std::array kCompletionMembers = {
     MemberRule{"truncate_prompt_tokens", kHonoured},
     MemberRule{"truncation_side", kHonoured},
     MemberRule{"priority", kHonoured},
+    MemberRule{"speculation", kHonoured},
     MemberRule{"cache_salt", kHonoured},
     MemberRule{"request_id", kHonoured},
     MemberRule{"return_token_ids", kHonoured},

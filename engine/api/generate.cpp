@@ -121,6 +121,7 @@ std::vector<wire::Submit> Service::submits(const GenerationRequest& request, con
       s.salt = request.salt;
       s.key = key;
       s.priority = request.priority;
+      s.speculate = request.speculate;
       s.grammar = rules;
       if (chat != nullptr) s.boundaries = branch_points(prompt, tokenizer_);
       s.sampling = request.sampling;

@@ -162,6 +162,8 @@ Usage Generation::usage() const {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Choice& choice = slots_[i].choice;
     u.completion += choice.completion_tokens();
+    u.drafted += choice.drafted();
+    u.accepted += choice.accepted();
     u.reasoning += options_.choice.parse ? choice.reasoning_tokens() : 0;
     // The first choice of a prompt tells what was cached before this request.
     if (i % static_cast<size_t>(options_.n) == 0) u.cached += choice.cached_tokens();
@@ -195,8 +197,9 @@ void Generation::log_line(std::string_view finish) const {
   const Usage u = usage();
   log::info(cat("request {\"id\":\"", options_.log_id, "\",\"finish\":\"", finish, "\",\"prompt_tokens\":", u.prompt,
                 ",\"cached_tokens\":", u.cached, ",\"completion_tokens\":", u.completion,
-                ",\"choices\":", slots_.size(), ",\"queue_ms\":", queue_ms_, ",\"first_token_ms\":",
-                first_token_ ? since(first_at_) : -1, ",\"total_ms\":", since(Clock::now()), "}"));
+                ",\"draft_tokens\":", u.drafted, ",\"draft_accepted\":", u.accepted, ",\"choices\":", slots_.size(),
+                ",\"queue_ms\":", queue_ms_, ",\"first_token_ms\":", first_token_ ? since(first_at_) : -1,
+                ",\"total_ms\":", since(Clock::now()), "}"));
 }
 
 void Generation::end_all(std::string_view reason, std::vector<Cancelled>& cancelled) {

@@ -27,15 +27,27 @@ const Buckets kRequest = {0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 
 const Buckets kHttp = {0.001, 0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300};
 
 /// After "glm53_" and "vllm:".
-constexpr std::array<std::string_view, 17> kOfVllm = {"num_requests_running",        "num_requests_waiting",
-                                                      "kv_cache_usage_perc",         "prefix_cache_queries_total",
-                                                      "prefix_cache_hits_total",     "num_preemptions_total",
-                                                      "prompt_tokens_total",         "generation_tokens_total",
-                                                      "time_to_first_token_seconds", "inter_token_latency_seconds",
-                                                      "e2e_request_latency_seconds", "request_queue_time_seconds",
-                                                      "request_prompt_tokens",       "request_generation_tokens",
-                                                      "request_params_max_tokens",   "request_params_n",
-                                                      "request_success_total"};
+constexpr std::array<std::string_view, 21> kOfVllm = {"num_requests_running",
+                                                      "num_requests_waiting",
+                                                      "kv_cache_usage_perc",
+                                                      "prefix_cache_queries_total",
+                                                      "prefix_cache_hits_total",
+                                                      "num_preemptions_total",
+                                                      "prompt_tokens_total",
+                                                      "generation_tokens_total",
+                                                      "time_to_first_token_seconds",
+                                                      "inter_token_latency_seconds",
+                                                      "e2e_request_latency_seconds",
+                                                      "request_queue_time_seconds",
+                                                      "request_prompt_tokens",
+                                                      "request_generation_tokens",
+                                                      "request_params_max_tokens",
+                                                      "request_params_n",
+                                                      "request_success_total",
+                                                      "spec_decode_num_drafts_total",
+                                                      "spec_decode_num_draft_tokens_total",
+                                                      "spec_decode_num_accepted_tokens_total",
+                                                      "spec_decode_num_accepted_tokens_per_pos_total"};
 constexpr std::string_view kPrefix = "glm53_";
 
 void add_vllm_names(std::vector<prometheus::MetricFamily>& families) {
@@ -130,6 +142,16 @@ struct Metrics::Impl {
   RankCounter spill_dropped{counter("glm53_spill_dropped_total", "Of these, not taken: its queue was full.")};
   RankCounter restores{counter("glm53_restores_total", "Prompts whose beginning came back from the spill tier.")};
   RankCounter restores_failed{counter("glm53_restores_failed_total", "Prompts for which that failed.")};
+  RankCounter drafts{counter("glm53_spec_decode_num_drafts_total", "Steps of sequences with drafts.")};
+  RankCounter draft_tokens{counter("glm53_spec_decode_num_draft_tokens_total", "Drafts that were verified.")};
+  RankCounter draft_accepted{counter("glm53_spec_decode_num_accepted_tokens_total", "Of these, accepted.")};
+  prometheus::Family<Counter>& accepted_family = prometheus::BuildCounter()
+                                                     .Name("glm53_spec_decode_num_accepted_tokens_per_pos_total")
+                                                     .Help("Accepted drafts by their position behind the last token.")
+                                                     .Labels(labels)
+                                                     .Register(registry);
+  std::vector<RankCounter> accepted_at;  // guarded by follow_mutex
+  Gauge& drafter_paused = gauge("glm53_drafter_paused", "1 when the drafter's drafts were hardly ever accepted.");
   Counter& ignored = counter("glm53_ignored_members_total", "Unknown members of requests.");
   Histogram& ttft = histogram("glm53_time_to_first_token_seconds", "From request to first token.", kFirstToken);
   Histogram& itl = histogram("glm53_inter_token_latency_seconds", "Between tokens.", kBetweenTokens);
@@ -219,6 +241,7 @@ std::string Metrics::text(const EngineStatus& s, size_t connections) {
   impl_->snapshots_total.Set(as_double(s.stats.snaps_total));
   impl_->spill_memory.Set(as_double(s.stats.spill_memory_bytes));
   impl_->spill_disk.Set(as_double(s.stats.spill_disk_bytes));
+  impl_->drafter_paused.Set(s.stats.drafter_paused ? 1 : 0);
   impl_->spill_disk_ok.Set(s.stats.spill_disk_ok ? 1 : 0);
   {
     const std::scoped_lock lock(impl_->follow_mutex);
@@ -232,6 +255,14 @@ std::string Metrics::text(const EngineStatus& s, size_t connections) {
     impl_->spill_dropped.follow(s.stats.spill_dropped);
     impl_->restores.follow(s.stats.restores);
     impl_->restores_failed.follow(s.stats.restores_failed);
+    impl_->drafts.follow(s.stats.draft_steps);
+    impl_->draft_tokens.follow(s.stats.draft_tokens);
+    impl_->draft_accepted.follow(s.stats.draft_accepted);
+    for (size_t i = 0; i < s.stats.draft_accepted_at.size(); ++i) {
+      if (i == impl_->accepted_at.size())
+        impl_->accepted_at.push_back({impl_->accepted_family.Add({{"position", std::to_string(i)}})});
+      impl_->accepted_at[i].follow(s.stats.draft_accepted_at[i]);
+    }
   }
   impl_->slots_used.Set(as_double(s.stats.slots_used));
   impl_->generation.Set(as_double(s.generation));

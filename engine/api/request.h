@@ -42,6 +42,7 @@ struct GenerationRequest {
   std::optional<int32_t> max_tokens;
   std::string salt;
   int32_t priority = 0;  ///< lower ones first
+  bool speculate = true;
   bool return_token_ids = false, tokens_as_ids = false;
   std::optional<int64_t> truncate;  ///< keep that many prompt tokens; -1: what fits the context
   bool truncate_right = false;

@@ -14,6 +14,7 @@ namespace glm53::api {
 
 struct Usage {
   int64_t prompt = 0, completion = 0, cached = 0, reasoning = 0;
+  int64_t drafted = 0, accepted = 0;  ///< drafts that were verified; of these, accepted
 };
 
 struct ToolCallAnswer {

@@ -15,11 +15,16 @@ inline std::string sse(const nlohmann::ordered_json& object) {
 }
 
 inline nlohmann::ordered_json usage_json(const Usage& u) {
+  nlohmann::ordered_json completion = {{"reasoning_tokens", u.reasoning}};
+  if (u.drafted > 0) {
+    completion["accepted_prediction_tokens"] = u.accepted;
+    completion["rejected_prediction_tokens"] = u.drafted - u.accepted;
+  }
   return {{"prompt_tokens", u.prompt},
           {"completion_tokens", u.completion},
           {"total_tokens", u.prompt + u.completion},
           {"prompt_tokens_details", {{"cached_tokens", u.cached}}},
-          {"completion_tokens_details", {{"reasoning_tokens", u.reasoning}}}};
+          {"completion_tokens_details", std::move(completion)}};
 }
 
 inline nlohmann::ordered_json stop_reason_json(const StopReason& reason) {

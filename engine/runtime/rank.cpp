@@ -277,7 +277,9 @@ ModelLimits Rank::limits() const {
   l.max_seqs = static_cast<int>(config_.integer("serve.max_seqs"));
   // Room for every sequence's row and one piece of a prompt.
   l.max_rows = std::max(static_cast<int>(config_.integer("serve.max_batched_tokens")), l.max_seqs + kChunk);
-  l.max_logit_rows = l.max_seqs;
+  // Each sequence's newest token and its drafts.
+  l.max_window = kMostDrafts + 1;
+  l.max_logit_rows = l.max_seqs * l.max_window;
   const int64_t wanted = config_.integer("serve.max_context");
   if (wanted > model_config_.max_positions)
     throw Error(Code::config,
@@ -384,6 +386,8 @@ void Rank::serve_rank0() {
   s.prefill_chunk = static_cast<int32_t>(config_.integer("serve.prefill_chunk"));
   s.max_window = l.max_window;
   s.layers = model_->config().layers;
+  s.lookup_drafts = static_cast<int32_t>(config_.integer("draft.lookup"));
+  s.always_draft = config_.boolean("draft.always");
   s.blocks = pools_.blocks;
   s.snaps = pools_.snaps;
   s.reuse_output = reuse_output(config_.text("cache.reuse_output"));
@@ -498,6 +502,11 @@ Json Rank::admin(const std::string& command) {
           {"snaps_evicted", s.snaps_evicted},
           {"blocks_evicted", s.blocks_evicted},
           {"preemptions", s.preemptions},
+          {"draft_steps", s.draft_steps},
+          {"draft_tokens", s.draft_tokens},
+          {"draft_accepted", s.draft_accepted},
+          {"draft_accepted_at", s.draft_accepted_at},
+          {"drafter_paused", s.drafter_paused},
           {"spill_memory_bytes", s.spill_memory_bytes},
           {"spill_disk_bytes", s.spill_disk_bytes},
           {"spill_disk_ok", s.spill_disk_ok},

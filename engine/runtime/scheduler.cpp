@@ -321,6 +321,8 @@ void Scheduler::take_token(Running::iterator at, const SampledToken& sampled) {
   }
   wire::Delta d = ended(s.request, s.output.size(), "");
   d.cached_tokens = s.cached;
+  d.draft_tokens = s.drafting.drafted;
+  d.draft_accepted = s.drafting.accepted;
   d.tokens.push_back(sampled.token);
   if (s.request.sampling.logprobs >= 0) d.logprobs.push_back({sampled.logprob, sampled.top});
   s.output.push_back(sampled.token);

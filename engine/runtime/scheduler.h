@@ -128,6 +128,7 @@ class Scheduler {
     DraftSource source = DraftSource::none;  // of those that are being verified
     std::vector<int32_t> tokens;             // found in its text for the step that is being planned
     int32_t count = 0;                       // drafts of that step
+    uint32_t drafted = 0, accepted = 0;      // so far
   };
   struct Sequence {
     wire::Submit request;

@@ -98,6 +98,8 @@ void Scheduler::take_drafts(Sequence& s, Part& part, const SeqResult& result) {
   const bool model = s.drafting.source == DraftSource::model;
   (model ? s.drafting.by_model : s.drafting.by_lookup).observe(drafted, result.accepted);
   (model ? all_model_ : all_lookup_).observe(drafted, result.accepted);
+  s.drafting.drafted += static_cast<uint32_t>(result.drafted);
+  s.drafting.accepted += static_cast<uint32_t>(result.accepted);
   ++drafts_.steps;
   drafts_.drafted += static_cast<uint64_t>(result.drafted);
   drafts_.accepted += static_cast<uint64_t>(result.accepted);

@@ -145,6 +145,8 @@ void put(ByteWriter& w, const Delta& m) {
   w.put(m.error_code);
   w.put(m.stop_token);
   w.put(m.cached_tokens);
+  w.put(m.draft_tokens);
+  w.put(m.draft_accepted);
   w.put(m.queue_ms);
   w.put(m.retry_after_s);
 }
@@ -166,6 +168,8 @@ Delta get_delta(ByteReader& r) {
   m.error_code = r.get<int32_t>();
   m.stop_token = r.get<int32_t>();
   m.cached_tokens = r.get<uint32_t>();
+  m.draft_tokens = r.get<uint32_t>();
+  m.draft_accepted = r.get<uint32_t>();
   m.queue_ms = r.get<uint32_t>();
   m.retry_after_s = r.get<uint32_t>();
   return m;

@@ -77,6 +77,8 @@ struct Delta {
   int32_t error_code = 0;               ///< HTTP status for it
   int32_t stop_token = -1;              ///< with "stop": the token that ended it
   uint32_t cached_tokens = 0;           ///< prompt tokens served from the prefix cache
+  uint32_t draft_tokens = 0;            ///< drafts verified for the request so far
+  uint32_t draft_accepted = 0;          ///< of these, accepted
   uint32_t queue_ms = 0;                ///< from its Submit to its first step
   uint32_t retry_after_s = 0;           ///< with error_code 429 or 503: when to try again; 0 = unknown
   bool operator==(const Delta&) const = default;

@@ -76,6 +76,7 @@ TEST_CASE("metrics that vLLM has too have its names as well, with the same value
   for (const char* name :
        {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total",
         "generation_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total",
+        "spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total",
         "time_to_first_token_seconds_count", "inter_token_latency_seconds_count", "e2e_request_latency_seconds_count",
         "request_queue_time_seconds_count", "request_success_total"}) {
     INFO(name);

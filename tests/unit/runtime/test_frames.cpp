@@ -67,6 +67,8 @@ std::vector<wire::Message> messages() {
   delta.stop_token = 11;
   delta.cached_tokens = 64;
   delta.retry_after_s = 3;
+  delta.draft_tokens = 4;
+  delta.draft_accepted = 5;
   delta.queue_ms = 12;
   wire::Stats stats;
   stats.step = 1;
