@@ -33,14 +33,22 @@ MlaLayer::MlaLayer(const WeightReader& weights, const ModelConfig& config, const
   pool_ape_ = own.take("index_kpool_compress_ape", exact);
 }
 
-void MlaLayer::select(const Step& step, const Tensor& x, const Tensor& q_rank) const {
+void MlaLayer::write(const Step& step, const Tensor& x) const {
   const MlaSpace& s = step.space.mla;
+  const Tensor latent = step.rows(s.latent);
+  step.linear(x, kv_a_, latent);
+  step.ops.rms_norm({latent, &kv_norm_, eps_, latent});
+  step.ops.latent_write({&step.batch, cache_layer_, &step.caches, latent});
+  if (shared_) return;
   const Tensor key = step.rows(s.key), key_gate = step.rows(s.key_gate);
-  const Tensor query = step.rows(s.query), head_weight = step.rows(s.head_weight);
   step.linear(x, wk_, key);
   step.linear(x, pool_gate_, key_gate);
-  // Before scoring: a row's own pool may be complete and must compete.
   step.ops.index_write({&step.batch, cache_layer_, &step.caches, key, key_gate, &k_norm_, &k_bias_, &pool_ape_});
+}
+
+void MlaLayer::select(const Step& step, const Tensor& x, const Tensor& q_rank) const {
+  const MlaSpace& s = step.space.mla;
+  const Tensor query = step.rows(s.query), head_weight = step.rows(s.head_weight);
   step.linear(q_rank, wq_b_, query);
   step.linear(x, head_weight_, head_weight);
   IndexSelectArgs args{};
@@ -63,11 +71,9 @@ void MlaLayer::run(const Step& step, const Tensor& x, const Tensor& y) const {
   const Tensor q_rank = step.rows(s.q_rank), latent = step.rows(s.latent), q = step.rows(s.q);
   const Tensor q_latent = step.rows(s.q_latent), attended = step.rows(s.attended), expanded = step.rows(s.expanded);
   const Tensor selected = step.rows(step.space.selected), n_selected = step.rows(step.space.n_selected);
+  write(step, x);  // before selecting: a row's own pool may be complete and must compete
   step.linear(x, q_a_, q_rank);
   step.ops.rms_norm({q_rank, &q_norm_, eps_, q_rank});
-  step.linear(x, kv_a_, latent);
-  step.ops.rms_norm({latent, &kv_norm_, eps_, latent});
-  step.ops.latent_write({&step.batch, cache_layer_, &step.caches, latent});
   if (!shared_) select(step, x, q_rank);
   step.linear(q_rank, q_b_, q);
   step.show("mla", layer_, "q_rank", q_rank);

@@ -15,9 +15,11 @@ class MlaLayer {
            bool shared);
   /// y = this rank's partial sum of the attention output. x normed input, act [R][H]; y act [R][H].
   void run(const Step& step, const Tensor& x, const Tensor& y) const;
+  /// Only what later rows see of these: latents, indexer keys and completed pools. run() begins with it.
+  void write(const Step& step, const Tensor& x) const;
 
  private:
-  /// Writes keys and completed pools, then selects for every row; leaves the selection in the workspace.
+  /// Selects for every row, its own pool included; leaves the selection in the workspace.
   void select(const Step& step, const Tensor& x, const Tensor& q_rank) const;
 
   Weight q_a_, q_norm_, q_b_, kv_a_, kv_norm_, kv_b_, o_proj_;

@@ -1,6 +1,7 @@
 // What the tests of drafters share: passes with given taps or hidden states, without a model behind them.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -10,6 +11,9 @@
 #include "tests/golden/model_harness.h"
 
 namespace glm53::golden {
+
+/// Runs `body` for every backend with f32 activations that has the operators of drafters, and prints which.
+void for_each_drafting_backend(const std::function<void(Ops&)>& body);
 
 /// One sequence's rows of a pass that is fed to a drafter.
 struct FedPiece {

@@ -87,7 +87,7 @@ void check_case(const Reference& golden, const std::string& name, World& world, 
 
 TEST_CASE("dflash2: z, unary scores, candidates and drafts of the vectors") {
   const Reference golden(kGolden);
-  for_each_backend([&](Ops& ops) {
+  for_each_drafting_backend([&](Ops& ops) {
     const auto comm = make_single_communicator();
     World world(ops, *comm, 3);
     for (const char* name : {"count", "story"}) check_case(golden, name, world, ops, true);
