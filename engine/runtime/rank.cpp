@@ -26,6 +26,7 @@
 #include "engine/runtime/memory_guard.h"
 #include "engine/runtime/memory_ledger.h"
 #include "engine/runtime/model_executor.h"
+#include "engine/runtime/rank_drafter.h"
 #include "engine/runtime/spill_tier.h"
 #include "engine/runtime/step_loop.h"
 #include "engine/runtime/step_watchdog.h"
@@ -140,6 +141,8 @@ class Rank {
   std::unique_ptr<Communicator> device_communicator(std::unique_ptr<Communicator> host);
   void meet();
   void load();
+  void load_drafter();
+  std::vector<std::pair<std::string, size_t>> weight_bytes() const;
   void make_pools();
   spill::StoreOptions spill_options() const;
   uint64_t spill_memory() const;
@@ -159,6 +162,7 @@ class Rank {
   SignalWatch& signals_;
   std::string dir_, digest_, backend_;
   ModelConfig model_config_;
+  DrafterChoice draft_;
   MemoryFacts facts_;
   PoolSizes pools_;
   // In the order of making; destroyed in reverse.
@@ -167,6 +171,7 @@ class Rank {
   std::unique_ptr<Ops> ops_;
   std::unique_ptr<Communicator> comm_;
   std::unique_ptr<Model> model_;
+  std::unique_ptr<Drafter> drafter_;
   OwnedCaches caches_;
   std::unique_ptr<SpillTier> spill_;
   std::unique_ptr<SamplingTable> sampling_;
@@ -198,7 +203,9 @@ void Rank::run() {
   model_config_ = load_model_config(dir_);
   digest_ = sha256_hex(cat(model_config_.digest, " ", Checkpoint(dir_).digest()));
   meet();
+  draft_ = choose_drafter(config_, dir_, model_config_, [this](bool mine) { return group_->everywhere(mine); });
   load();
+  load_drafter();
   make_pools();
   notifier_.phase(Phase::warmup);
   if (rank_.rank == 0)
@@ -286,6 +293,7 @@ ModelLimits Rank::limits() const {
                 cat("serve.max_context is ", wanted, ", the model knows ", model_config_.max_positions, " positions"));
   l.max_context = static_cast<int>(wanted > 0 ? wanted : model_config_.max_positions);
   l.kv = kv_format(config_.text("serve.kv_format"));
+  l.taps = draft_.taps;
   return l;
 }
 
@@ -303,6 +311,21 @@ void Rank::load() {
                 std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin).count(), " ms"));
 }
 
+void Rank::load_drafter() {
+  notifier_.phase(Phase::load_draft);
+  drafter_ = make_drafter(draft_, config_, format_policy(config_), *model_, *ops_, *comm_,
+                          [this](bool mine) { return group_->everywhere(mine); });
+  log::info(cat("drafter: ", draft_.kind, draft_.kind == "none" ? "" : cat(" of ", draft_.dir)));
+}
+
+/// Bytes of weights by group; the drafter's are named after it.
+std::vector<std::pair<std::string, size_t>> Rank::weight_bytes() const {
+  auto all = model_->weight_bytes();
+  if (drafter_)
+    for (auto& [group, bytes] : drafter_->weight_bytes()) all.emplace_back(cat(draft_.kind, " ", group), bytes);
+  return all;
+}
+
 void Rank::make_pools() {
   notifier_.phase(Phase::measure);
   group_->agree({});  // nobody measures while another rank still loads
@@ -315,13 +338,20 @@ void Rank::make_pools() {
   facts_.snapshots = !config_.boolean("cache.enabled") ? 0 : snapshots > 0 ? snapshots : -1;
   facts_.max_seqs = model_->limits().max_seqs;
   facts_.max_context = model_->limits().max_context;
-  const PoolUnit unit = pool_unit(model_->geometry(), ops_->activation());
+  PoolUnit unit = pool_unit(model_->geometry(), ops_->activation());
+  if (drafter_) {
+    const PoolUnit more = drafter_->pool_unit();
+    unit.block += more.block;
+    unit.slot += more.slot;
+    unit.snap += more.snap;
+  }
   const PoolSizes mine = plan_pools(facts_, unit);
   const uint64_t resident = resident_bytes(::getpid());
   notifier_.phase(Phase::pools);
   pools_ = group_->agree(mine);
-  for (const std::string& line : ledger_lines(facts_, model_->weight_bytes(), resident, unit, pools_)) log::info(line);
+  for (const std::string& line : ledger_lines(facts_, weight_bytes(), resident, unit, pools_)) log::info(line);
   caches_ = make_caches(model_->geometry(), pools_, *ops_);
+  if (drafter_) drafter_->make_pools(pools_);
   make_spill();
   if (rank_.rank == 0) {
     TokenSpace space;
@@ -330,7 +360,8 @@ void Rank::make_pools() {
     space.eos = model_config_.eos;
     sampling_ = std::make_unique<SamplingTable>(std::move(space));
   }
-  executor_ = std::make_unique<ModelExecutor>(*model_, caches_.caches, *ops_, sampling_.get(), spill_.get());
+  executor_ =
+      std::make_unique<ModelExecutor>(*model_, caches_.caches, *ops_, sampling_.get(), spill_.get(), drafter_.get());
   watch_steps();
 }
 
@@ -387,6 +418,8 @@ void Rank::serve_rank0() {
   s.max_window = l.max_window;
   s.layers = model_->config().layers;
   s.lookup_drafts = static_cast<int32_t>(config_.integer("draft.lookup"));
+  if (drafter_) s.model_drafts = std::min(draft_.max_drafts, drafter_->traits().max_drafts);
+  s.chained_drafter = draft_.kind == "mtp";
   s.always_draft = config_.boolean("draft.always");
   s.blocks = pools_.blocks;
   s.snaps = pools_.snaps;
@@ -506,6 +539,8 @@ Json Rank::admin(const std::string& command) {
           {"draft_tokens", s.draft_tokens},
           {"draft_accepted", s.draft_accepted},
           {"draft_accepted_at", s.draft_accepted_at},
+          {"drafter", draft_.kind},
+          {"drafter_fallback", draft_.fallback},
           {"drafter_paused", s.drafter_paused},
           {"spill_memory_bytes", s.spill_memory_bytes},
           {"spill_disk_bytes", s.spill_disk_bytes},

@@ -66,6 +66,8 @@ class RankGroup {
   int ranks_on_host(const std::string& boot_id);
   /// Smallest of everybody's sizes. Nobody returns before all have asked.
   PoolSizes agree(const PoolSizes& mine);
+  /// Whether it is so on every rank; an agreement like the others.
+  bool everywhere(bool mine) { return agree({.blocks = mine ? 1 : 0}).blocks == 1; }
 
   /// From now on a thread a link listens. `on_frame`: frames of rank 0 (on the others), of
   /// the others (on rank 0). `on_lost`: a link ended

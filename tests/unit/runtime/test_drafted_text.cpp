@@ -57,7 +57,7 @@ class Scripted final : public Drafter {
   void forget(SnapId) override {}
   void invalidate(SlotId slot, int32_t position) override { reached_[slot] = position; }
   void copy_block(BlockId, BlockId) override {}
-  void set_probe(Probe) {}
+  void set_probe(Probe) override {}
 
  private:
   const std::vector<Tokens> texts_;
