@@ -6,6 +6,7 @@
 
 #include "common/error.h"
 #include "common/strings.h"
+#include "engine/runtime/verification.h"
 
 namespace glm53 {
 namespace {
@@ -340,7 +341,7 @@ namespace {
 
 }  // namespace
 
-/// A rank that computes nonsense must not go on. Logits on a device are not looked at here; see verify().
+/// A rank that computes nonsense must not go on. Logits on a device are not looked at here; see sample().
 void ModelExecutor::require_numbers(std::span<const uint64_t> requests, Tensor logits) const {
   if (logits.place == Place::device) return;
   const int64_t vocab = sampling_->space().text_vocab;
@@ -376,28 +377,15 @@ void ModelExecutor::sample(const Group& group, Tensor logits, StepResult& result
   for (const Member& m : group.members) {
     if (m.logits == 0 || m.slot == SlotId::none) continue;
     const auto count = static_cast<size_t>(m.logits);
-    result.seqs.push_back(verify(m.request, drafts_of(group, m), std::span(rows).subspan(first, count),
-                                 std::span(out).subspan(first, count)));
+    for (size_t i = first; i < first + count; ++i)
+      // Nothing to choose although nothing was forbidden.
+      if (out[i].token < 0 && rows[i].allowed.empty() && rows[i].bias.empty() && rows[i].banned.empty())
+        no_numbers(m.request);
+    result.seqs.push_back(
+        sample_and_match(drafts_of(group, m), std::span(out).subspan(first, count), sampling_->find(m.request)));
+    result.seqs.back().request = m.request;
     first += count;
   }
-}
-
-/// Sample and match (speculative §3.4, mode A): a draft is accepted when it is what was sampled from the row before it,
-/// so every token is the one that there would be without drafts.
-SeqResult ModelExecutor::verify(uint64_t request, std::span<const int32_t> drafts, std::span<const SampleRow> rows,
-                                std::span<SampleOut> out) {
-  SeqResult result{.request = request, .tokens = {}, .drafted = static_cast<int16_t>(drafts.size()), .accepted = 0};
-  SamplingState* const state = sampling_->find(request);
-  for (size_t i = 0; i < out.size(); ++i) {
-    const int32_t token = out[i].token;
-    // Nothing to choose although nothing was forbidden.
-    if (token < 0 && rows[i].allowed.empty() && rows[i].bias.empty() && rows[i].banned.empty()) no_numbers(request);
-    if (state != nullptr && token >= 0) state->accept(token);
-    result.tokens.push_back({token, out[i].logprob, std::move(out[i].top)});
-    if (i == drafts.size() || token != drafts[i] || state == nullptr || state->stops(token)) break;
-  }
-  result.accepted = static_cast<int16_t>(result.tokens.size() - 1);
-  return result;
 }
 
 }  // namespace glm53

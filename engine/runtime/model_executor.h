@@ -67,8 +67,6 @@ class ModelExecutor final : public Executor {
   void sample(const Group& group, Tensor logits, StepResult& result);
   void require_numbers(std::span<const uint64_t> requests, Tensor logits) const;
   static std::span<const int32_t> drafts_of(const Group& group, const Member& member);
-  SeqResult verify(uint64_t request, std::span<const int32_t> drafts, std::span<const SampleRow> rows,
-                   std::span<SampleOut> out);
 
   Model& model_;
   const Caches& caches_;

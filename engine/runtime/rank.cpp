@@ -27,6 +27,7 @@
 #include "engine/runtime/memory_ledger.h"
 #include "engine/runtime/model_executor.h"
 #include "engine/runtime/rank_drafter.h"
+#include "engine/runtime/rank_weights.h"
 #include "engine/runtime/spill_tier.h"
 #include "engine/runtime/step_loop.h"
 #include "engine/runtime/step_watchdog.h"
@@ -89,26 +90,6 @@ KvFormat kv_format(const std::string& text) {
 ReuseOutput reuse_output(const std::string& text) {
   if (text == "always") return ReuseOutput::always;
   return text == "idle" ? ReuseOutput::idle : ReuseOutput::never;
-}
-
-/// Formats of the dense weights: engine.dense and engine.head.
-FormatPolicy format_policy(const Config& config) {
-  FormatPolicy policy = FormatPolicy::as_stored();
-  const auto set = [&](const std::string& text, std::initializer_list<WeightGroup> groups) {
-    if (text == "stored") return;
-    for (const WeightGroup g : groups)
-      policy.of_group[static_cast<size_t>(g)] = text == "fp8" ? WeightFormat::fp8_row : WeightFormat::int4_g32;
-  };
-  using enum WeightGroup;
-  set(config.text("engine.dense"), {kda_in, kda_out, mla, shared_expert, dense_mlp});
-  set(config.text("engine.head"), {head});
-  return policy;
-}
-
-/// Everything besides the checkpoint that decides what is computed.
-std::string formats_of(const Config& config) {
-  return cat(config.text("serve.kv_format"), " dense ", config.text("engine.dense"), " head ",
-             config.text("engine.head"));
 }
 
 /// Ids below this have text: the release's head has a few rows more than its tokenizer has tokens.
@@ -203,7 +184,8 @@ void Rank::run() {
   model_config_ = load_model_config(dir_);
   digest_ = sha256_hex(cat(model_config_.digest, " ", Checkpoint(dir_).digest()));
   meet();
-  draft_ = choose_drafter(config_, dir_, model_config_, [this](bool mine) { return group_->everywhere(mine); });
+  draft_ =
+      choose_drafter(config_, dir_, model_config_, backend_, [this](bool mine) { return group_->everywhere(mine); });
   load();
   load_drafter();
   make_pools();
@@ -301,13 +283,15 @@ void Rank::load() {
   notifier_.phase(Phase::load_target);
   auto told = std::chrono::steady_clock::now();
   const auto begin = told;
-  model_ = load_model(dir_, format_policy(config_), limits(), *ops_, *comm_, [&](uint64_t done, uint64_t total) {
-    const auto now = std::chrono::steady_clock::now();
-    if (now < told + kProgressEvery && done < total) return;
-    told = now;
-    notifier_.progress(done, total);
-  });
-  log::info(cat("loaded ", dir_, " in ",
+  const LoadOptions options = load_options(config_);
+  model_ =
+      load_model(dir_, format_policy(config_), limits(), *ops_, *comm_, options, [&](uint64_t done, uint64_t total) {
+        const auto now = std::chrono::steady_clock::now();
+        if (now < told + kProgressEvery && done < total) return;
+        told = now;
+        notifier_.progress(done, total);
+      });
+  log::info(cat("loaded ", options.prepared.empty() ? dir_ : options.prepared, " in ",
                 std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin).count(), " ms"));
 }
 

@@ -25,13 +25,22 @@ bool agree(const std::optional<Error>& mine, bool fallback, const Everywhere& ev
   return false;
 }
 
-DrafterChoice wanted(const Config& config, const std::string& dir, const ModelConfig& target) {
+DrafterChoice wanted(const Config& config, const std::string& dir, const ModelConfig& target,
+                     std::string_view backend) {
   DrafterChoice choice;
   choice.max_drafts = static_cast<int>(config.integer("draft.max_drafts"));
   const std::string path = config.text("draft.path").empty() ? "" : config.path("draft.path");
   choice.kind = config.text("draft.kind");
   if (choice.kind == "auto") choice.kind = !path.empty() ? "dflash2" : target.mtp_layers > 0 ? "mtp" : "none";
   if (choice.max_drafts == 0) choice.kind = "none";
+  // The drafters' own operators exist on the CPU only.
+  if (backend != "cpu" && choice.kind != "none") {
+    if (config.text("draft.kind") != "auto")
+      throw Error(Code::config, cat("draft.kind is ", choice.kind, ", and backend ", backend, " runs no drafter"),
+                  "use draft.kind = \"none\"; copied drafts (draft.lookup) need none");
+    log::warn(cat("backend ", backend, " runs no drafter: drafts are copied from the text only"));
+    choice.kind = "none";
+  }
   if (choice.kind == "dflash2") {
     if (path.empty())
       throw Error(Code::config, "draft.kind is dflash2, and draft.path is not set",
@@ -52,11 +61,11 @@ DrafterChoice wanted(const Config& config, const std::string& dir, const ModelCo
 }  // namespace
 
 DrafterChoice choose_drafter(const Config& config, const std::string& dir, const ModelConfig& target,
-                             const Everywhere& everywhere) {
+                             std::string_view backend, const Everywhere& everywhere) {
   DrafterChoice choice;
   std::optional<Error> error;
   try {
-    choice = wanted(config, dir, target);
+    choice = wanted(config, dir, target, backend);
   } catch (const Error& e) {
     error = e;
   }

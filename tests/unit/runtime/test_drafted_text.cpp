@@ -1,5 +1,6 @@
 // Drafts on the model of the repository: they change how many steps a text takes, and nothing else.
 #include <random>
+#include <set>
 
 #include <doctest/doctest.h>
 
@@ -183,6 +184,63 @@ TEST_CASE("glm53-tiny: drafts of a drafter change no token, logprob or end") {
     }
     s.drafter = nullptr;
   }
+}
+
+TEST_CASE("glm53-tiny: drafts of DFlash2 and of the MTP layer change no token, logprob or end") {
+  Server& s = server();
+  for (const char* kind : {"dflash2", "mtp"}) {
+    CAPTURE(kind);
+    compare(
+        s,
+        [](SchedulerLimits& l) {
+          l.model_drafts = 4;
+          l.snaps = 6;
+          l.snap_interval = 64;
+        },
+        &s.real_drafter(kind), 6);
+    // Most drafts come true: the drafter reads what it should.
+    CHECK(s.scheduler->drafts().accepted * 2 > s.scheduler->drafts().drafted);
+  }
+}
+
+TEST_CASE("glm53-tiny: a drafter and copied text together, beside putting back, aborts and cached beginnings") {
+  Server& s = server();
+  const Texts& t = texts();
+  for (const char* kind : {"dflash2", "mtp"}) {
+    CAPTURE(kind);
+    s.drafter = &s.real_drafter(kind);
+    s.restart_with([](SchedulerLimits& l) {
+      l.always_draft = true;
+      l.model_drafts = 4;
+      l.lookup_drafts = 9;
+      l.max_window = 10;
+      l.prefill_chunk = 64;
+      l.blocks = 14;
+      l.max_seqs = 3;
+      l.snaps = 6;
+      l.snap_interval = 64;
+      l.reserve_output = 4;
+    });
+    for (int round = 0; round < 2; ++round) {
+      s.forget();
+      std::set<uint64_t> gone;
+      for (wire::Submit r : t.requests) {
+        r.priority = -static_cast<int32_t>(r.id % 4);
+        s.scheduler->submit(r);
+        for (uint64_t turns = r.id % 3; turns > 0; --turns) s.turn();
+        if (r.id % 5 == 2) gone.insert(r.id), s.scheduler->cancel(r.id);
+      }
+      for (int turns = 0; s.turn(); ++turns) REQUIRE(turns < 20000);
+      for (const wire::Submit& r : t.requests)
+        if (!gone.contains(r.id)) check(s, r);
+    }
+    s.scheduler->check();
+    CHECK(s.scheduler->stats().preemptions > 0);
+    CHECK(s.scheduler->stats().prefix_hits > 0);
+    CHECK(s.scheduler->drafts().accepted > 100);
+    s.drafter = nullptr;
+  }
+  s.restart(0);
 }
 
 TEST_CASE("glm53-tiny: drafts beside putting back, cached beginnings and small windows change no text") {

@@ -11,6 +11,8 @@
 
 #include "common/file.h"
 #include "common/json.h"
+#include "engine/draft/dflash.h"
+#include "engine/draft/mtp.h"
 #include "engine/runtime/model_executor.h"
 #include "engine/runtime/scheduler.h"
 
@@ -18,6 +20,7 @@ namespace glm53::test {
 
 using Tokens = std::vector<int32_t>;
 inline const std::string kModel = GLM53_SOURCE_DIR "/models/glm53-tiny";
+inline const std::string kDflash = GLM53_SOURCE_DIR "/models/glm53-tiny-dflash2";
 
 struct Sample {
   std::string name;
@@ -39,6 +42,7 @@ struct Server {
     limits.max_seqs = 6;
     limits.max_context = max_context;
     limits.max_logit_rows = 6 * 16;
+    limits.taps = load_dflash_config(kDflash).tap_layers;
     ops = make_cpu_ops(2);
     comm = make_single_communicator();
     model = load_model(kModel, FormatPolicy::as_stored(), limits, *ops, *comm);
@@ -69,6 +73,16 @@ struct Server {
       l.snaps = snaps;
       l.max_seqs = seqs;
     });
+  }
+  /// The drafters of the repository, by name.
+  Drafter& real_drafter(const std::string& kind) {
+    std::unique_ptr<Drafter>& made = drafters[kind];
+    if (!made) {
+      made = kind == "mtp" ? make_mtp_drafter(kModel, FormatPolicy::as_stored(), {.max_drafts = 4}, *model, *ops, *comm)
+                           : make_dflash_drafter(kDflash, FormatPolicy::as_stored(), *model, *ops, *comm);
+      made->make_pools({.blocks = 60, .slots = 6, .snaps = 6});
+    }
+    return *made;
   }
   /// False when there was nothing to run.
   bool turn() {
@@ -125,6 +139,7 @@ struct Server {
   std::unique_ptr<Communicator> comm;
   std::unique_ptr<Model> model;
   OwnedCaches caches;
+  std::map<std::string, std::unique_ptr<Drafter>> drafters;
   std::unique_ptr<SamplingTable> table;
   std::unique_ptr<Scheduler> scheduler;
   std::unique_ptr<ModelExecutor> executor;
