@@ -31,10 +31,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::chrono::milliseconds as_milliseconds(double seconds) {
-  return std::max(1ms, std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(seconds)));
-}
-
 std::string body_of(const Workload& load, const Turn& turn) {
   Json messages = Json::array();
   for (const BenchMessage& message : turn.messages)
@@ -48,118 +44,6 @@ std::string body_of(const Workload& load, const Turn& turn) {
                {"stream_options", {{"include_usage", true}}},
                {"chat_template_kwargs", {{"enable_thinking", false}}}});
 }
-
-/// One streamed request.
-class Exchange {
- public:
-  Exchange(const Workload& load, const Turn& turn, Clock::time_point start, double wanted)
-      : load_(load), turn_(turn), start_(start) {
-    sample_.session = turn.session;
-    sample_.turn = turn.turn;
-    sample_.key = turn.key;
-    sample_.wanted = wanted;
-    sample_.sent = seconds_since(start);
-  }
-
-  BenchSample run(const BenchTarget& target) {
-    try {
-      HttpClient client(target.api, target.keys.at(turn_.key));
-      const auto clock = turn_.abort ? turn_.abort->after_seconds : std::nullopt;
-      client.set_timeout(5s, as_milliseconds(std::min(load_.timeout, clock.value_or(load_.timeout))));
-      SseParser events([this](std::string_view, std::string_view data) { take(data); });
-      const HttpAnswer answer =
-          client.stream("POST", "/v1/chat/completions", body_of(load_, turn_), [&](std::string_view bytes) {
-            sample_.status = 200;
-            events.feed(bytes);
-            return !time_to_leave();
-          });
-      sample_.status = answer.status;
-      end(answer);
-    } catch (const Error& e) {
-      // A client that leaves by the clock while nothing comes is one whose patience (the read limit) is over.
-      fail_or_abort(e.code() == Code::stalled && turn_.abort && turn_.abort->after_seconds, e.what());
-    } catch (const std::exception& e) {
-      fail_or_abort(false, e.what());
-    }
-    sample_.ended = seconds_since(start_);
-    return std::move(sample_);
-  }
-
- private:
-  bool time_to_leave() {
-    if (done_ || !turn_.abort) return false;
-    const bool by_clock =
-        turn_.abort->after_seconds && seconds_since(start_) - sample_.sent >= *turn_.abort->after_seconds;
-    left_ = by_clock || (turn_.abort->after_pieces > 0 && pieces_ >= turn_.abort->after_pieces);
-    return left_;
-  }
-
-  void end(const HttpAnswer& answer) {
-    if (answer.status != 200) {
-      fail_or_abort(false, api_error_message(answer.body));
-    } else if (left_) {
-      fail_or_abort(true, "");
-    } else if (!error_.empty() || !done_) {
-      fail_or_abort(false, error_.empty() ? "the stream ended before [DONE]" : error_);
-    } else {
-      sample_.end = SampleEnd::finished;
-    }
-  }
-
-  void fail_or_abort(bool aborted, const std::string& why) {
-    sample_.end = aborted ? SampleEnd::aborted : SampleEnd::failed;
-    if (aborted && sample_.output_tokens == 0) sample_.output_tokens = pieces_;
-    if (!aborted) sample_.error = why;
-  }
-
-  void take(std::string_view data) {
-    if (data == "[DONE]") {
-      done_ = true;
-      return;
-    }
-    const Json event = parse_json(data);
-    if (event.contains("error")) error_ = api_error_message(std::string(data));
-    if (const auto usage = event.find("usage"); usage != event.end() && usage->is_object()) take_usage(*usage);
-    const auto choices = event.find("choices");
-    if (choices == event.end() || !choices->is_array() || choices->empty()) return;
-    const Json& choice = choices->front();
-    if (!choice.contains("delta") || !choice["delta"].is_object()) return;
-    for (const char* member : {"reasoning_content", "content"}) {
-      const auto text = choice["delta"].find(member);
-      if (text == choice["delta"].end() || !text->is_string() || text->get_ref<const std::string&>().empty()) continue;
-      if (member == std::string_view("content")) sample_.answer += text->get_ref<const std::string&>();
-      piece();
-    }
-  }
-
-  void take_usage(const Json& usage) {
-    sample_.prompt_tokens = usage.value("prompt_tokens", int64_t{0});
-    sample_.output_tokens = usage.value("completion_tokens", int64_t{0});
-    const auto details = usage.find("prompt_tokens_details");
-    if (details != usage.end() && details->is_object())
-      sample_.cached_tokens = details->value("cached_tokens", int64_t{0});
-  }
-
-  void piece() {
-    const double now = seconds_since(start_);
-    if (sample_.first) {
-      sample_.gaps.push_back(now - last_);
-    } else {
-      sample_.first = now;
-    }
-    last_ = now;
-    ++pieces_;
-  }
-
-  const Workload& load_;
-  const Turn& turn_;
-  const Clock::time_point start_;
-  BenchSample sample_;
-  double last_ = 0;
-  int pieces_ = 0;
-  bool done_ = false, left_ = false;
-  std::string error_;
-};
 
 /// The run: hands out turns to its threads and collects their samples.
 class LoadRun {
@@ -186,7 +70,7 @@ class LoadRun {
   void client() noexcept {
     try {
       while (auto job = load_.rate > 0 ? next_arrival() : next_free()) {
-        BenchSample sample = Exchange(load_, job->turn, start_, job->wanted).run(target_);
+        BenchSample sample = exchange(*job);
         const bool failed = sample.end == SampleEnd::failed;
         {
           const std::scoped_lock lock(mutex_);
@@ -204,6 +88,17 @@ class LoadRun {
       over_ = true;
     }
     changed_.notify_all();
+  }
+
+  BenchSample exchange(const Job& job) const {
+    BenchSample sample;
+    sample.session = job.turn.session;
+    sample.turn = job.turn.turn;
+    sample.key = job.turn.key;
+    sample.wanted = job.wanted;
+    return stream_chat(
+        {target_.api, target_.keys.at(job.turn.key), body_of(load_, job.turn), load_.timeout, job.turn.abort}, start_,
+        std::move(sample));
   }
 
   /// Open loop: requests come when they come, whatever the server does.

@@ -1,6 +1,4 @@
 // The table and the JSON of `glm53ctl bench serve`.
-#include <cmath>
-
 #include <nlohmann/json.hpp>
 
 #include "cli/bench_stats.h"
@@ -11,17 +9,6 @@ namespace glm53::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-/// A number with so many digits behind the point.
-std::string fixed(double value, int digits) {
-  const double scale = std::pow(10, digits);
-  const auto units = static_cast<int64_t>(std::llround(std::abs(value) * scale));
-  const auto one = static_cast<int64_t>(scale);
-  std::string text = cat(value < 0 && units > 0 ? "-" : "", units / one);
-  if (digits == 0) return text;
-  const std::string fraction = cat(units % one);
-  return cat(text, ".", std::string(static_cast<size_t>(digits) - fraction.size(), '0'), fraction);
-}
 
 std::string milliseconds(double seconds) {
   return fixed(seconds * 1000, 1);

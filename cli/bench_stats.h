@@ -27,9 +27,11 @@ struct BenchSample {
   double wanted = 0;  ///< when it should have been sent: latencies count from here
   double sent = 0, ended = 0;
   std::optional<double> first;  ///< first piece of the answer
+  double last = 0;              ///< last piece, or the end of the answer when its last token has no text
   std::vector<double> gaps;     ///< seconds between pieces of the answer
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
-  std::string answer;
+  int64_t accepted_drafts = 0, rejected_drafts = 0;  ///< tokens that a drafter proposed, by what became of them
+  std::string answer, finish;                        ///< finish: "stop", "length", …
 };
 
 /// p50, p95, p99 (nearest rank), largest and mean of a list; all 0 when it is empty.

@@ -12,6 +12,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "cli/admin_client.h"
+#include "cli/bench_decode.h"
 #include "cli/bench_workload.h"
 
 namespace glm53::cli {
@@ -69,6 +70,8 @@ std::optional<std::string> degenerate(std::string_view answer);
 
 /// 1 when requests failed and none finished, else 0.
 int run_bench_serve(const GlobalOptions& global, const BenchOptions& options);
+/// 7 when an answer is none or answers to one prompt differ, 1 when all requests of a cell failed, else 0.
+int run_bench_decode(const GlobalOptions& global, const DecodeOptions& options);
 
 struct DoctorOptions {
   bool deep = false;

@@ -35,6 +35,7 @@ struct Options {
   JoinOptions join, login;
   NodeAddOptions node;
   BenchOptions bench;
+  DecodeOptions decode;
   std::string config_file, import_file, import_role = "head";
 };
 
@@ -59,10 +60,8 @@ CLI::App* add_start(CLI::App& app, const char* name, const char* what, StartOpti
   return start;
 }
 
-void add_bench(CLI::App& app, Options& options, std::function<int()>& chosen) {
-  BenchOptions& o = options.bench;
-  CLI::App* bench = app.add_subcommand("bench", "Measure")->require_subcommand(1);
-  CLI::App* serve = bench->add_subcommand("serve", "Load on the API: latencies, throughput, cache hits, fairness");
+void add_bench_serve(CLI::App& bench, BenchOptions& o, std::function<void()> chosen) {
+  CLI::App* serve = bench.add_subcommand("serve", "Load on the API: latencies, throughput, cache hits, fairness");
   serve->add_option("--api", o.api, "Address of the API (default: asked from the agent)");
   serve->add_option("--key-file", o.key_file, "File with API keys (default: api.key_file)");
   serve->add_option("--concurrency,-c", o.concurrency, "Closed loop: requests in flight (default 4)");
@@ -85,7 +84,40 @@ void add_bench(CLI::App& app, Options& options, std::function<int()>& chosen) {
   serve->add_option("--seed", o.seed, "Of prompts, times and aborts (default 1)");
   serve->add_option("--idle-connections", o.idle_connections, "Connections that do nothing beside the load");
   serve->add_option("--timeout", o.timeout, "Longest silence of the server in a request (default 600s)");
-  serve->callback([&] { chosen = [&] { return run_bench_serve(options.global, options.bench); }; });
+  serve->callback(std::move(chosen));
+}
+
+void add_bench_decode(CLI::App& bench, DecodeOptions& o, std::function<void()> chosen) {
+  CLI::App* decode =
+      bench.add_subcommand("decode", "How fast answers are written, by class of prompt, and whether they are sound");
+  decode->add_option("--api", o.api, "Address of the API (default: asked from the agent)");
+  decode->add_option("--key-file", o.key_file, "File with API keys (default: api.key_file)");
+  decode
+      ->add_option("--phase", o.phases, "structured, prose, code, edit, mixed, or a class of --prompts (default: all)")
+      ->delimiter(',');
+  decode->add_option("--streams", o.streams, "Requests at once, such as 1,2,4,8 (default)");
+  decode->add_option("--runs", o.runs, "Of every cell (default 5)");
+  decode->add_option("--warm-up", o.warm_up, "Runs before these that do not count (default 1)");
+  decode->add_option("--max-tokens", o.max_tokens, "Longest answer (default 400)");
+  CLI::Option* same = decode->add_flag("--same", o.same, "All streams ask the same");
+  decode
+      ->add_flag_function(
+          "--distinct", [&o](int64_t) { o.same = false; }, "All streams ask something else (default)")
+      ->excludes(same);
+  decode->add_option("--prompts", o.prompts, "JSON file of prompts by class (default: built in, by the model's name)");
+  decode->add_option("--speculation", o.speculation, "auto (default) or off: no drafts")
+      ->check(CLI::IsMember({"auto", "off"}));
+  decode->add_flag("--compare-off", o.compare_off, "Every cell with and without drafts, taking turns");
+  decode->add_flag("--skip-coherence", o.skip_coherence, "Do not look at the answers (else exit 7 when one is none)");
+  decode->add_option("--out", o.out, "Write the figures of all runs to this file, as JSON");
+  decode->add_option("--timeout", o.timeout, "Longest silence of the server in a request (default 600s)");
+  decode->callback(std::move(chosen));
+}
+
+void add_bench(CLI::App& app, Options& o, std::function<int()>& chosen) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure")->require_subcommand(1);
+  add_bench_serve(*bench, o.bench, [&] { chosen = [&] { return run_bench_serve(o.global, o.bench); }; });
+  add_bench_decode(*bench, o.decode, [&] { chosen = [&] { return run_bench_decode(o.global, o.decode); }; });
 }
 
 void add_join(CLI::App& parent, const char* name, const char* what, JoinOptions& o, std::function<void()> chosen) {

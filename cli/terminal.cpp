@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <ctime>
 #include <pthread.h>
 #include <signal.h>
@@ -100,6 +101,16 @@ std::string render_bar(double share, int cells) {
   const int full = static_cast<int>(std::clamp(share, 0.0, 1.0) * cells);
   return cat("[", std::string(static_cast<size_t>(full), '#'), std::string(static_cast<size_t>(cells - full), '-'),
              "]");
+}
+
+std::string fixed(double value, int digits) {
+  const double scale = std::pow(10, digits);
+  const auto units = static_cast<int64_t>(std::llround(std::abs(value) * scale));
+  const auto one = static_cast<int64_t>(scale);
+  std::string text = cat(value < 0 && units > 0 ? "-" : "", units / one);
+  if (digits == 0) return text;
+  const std::string fraction = cat(units % one);
+  return cat(text, ".", std::string(static_cast<size_t>(digits) - fraction.size(), '0'), fraction);
 }
 
 std::string human_time(int64_t milliseconds) {

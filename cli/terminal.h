@@ -23,6 +23,8 @@ int terminal_width();
 std::string render_table(const std::vector<std::vector<std::string>>& rows);
 /// "[#######-----]" of that many cells.
 std::string render_bar(double share, int cells);
+/// A number with so many digits behind the point.
+std::string fixed(double value, int digits);
 /// "3 s", "4 min 10 s", "2 h 5 min", "3 d 4 h".
 std::string human_time(int64_t milliseconds);
 
