@@ -2,7 +2,7 @@
 # Installs the packages that the build (and with --test the tests) need, on Debian 12 and Ubuntu 24.04, amd64 and arm64.
 # Can be run again at any time; when everything is there it needs neither root nor a network.
 #   scripts/deps.sh [--test] [--check]
-#     --test    also what only the tests need (Node.js and npm, sshd, clang-format-16, clang-tidy-16)
+#     --test    also what only the tests need (Node.js and npm, sshd and ssh, iproute2, clang-format-16, clang-tidy-16)
 #     --check   install nothing, only say what is missing (exit 1)
 source "$(dirname "$0")/lib.sh"
 
@@ -40,6 +40,8 @@ if [ "$tests" = 1 ]; then
   command -v npm >/dev/null 2>&1 || missing+=(npm)
   command -v git >/dev/null 2>&1 || missing+=(git)
   [ -x /usr/sbin/sshd ] || optional+=(openssh-server)
+  command -v ssh >/dev/null 2>&1 || optional+=(openssh-client)
+  [ -x /sbin/ip ] || optional+=(iproute2)
   command -v clang-format-16 >/dev/null 2>&1 || optional+=(clang-format-16)
   command -v clang-tidy-16 >/dev/null 2>&1 || optional+=(clang-tidy-16)
 fi

@@ -21,7 +21,7 @@ if [ -n "$soak" ] && ! [[ $soak =~ ^[0-9]+[smh]$ ]]; then
   die "--soak '$soak' is no duration" "--soak 30m (s, m or h)"
 fi
 
-passed=0 failed=0 failures=()
+passed=0 failed=0 skipped=0 failures=()
 scratch=$(mktemp -d)
 # Whatever happens, the quick start's agents do not outlive the tests.
 trap '[ ! -d "$scratch/quickstart" ] || scripts/quickstart.sh stop --dir "$scratch/quickstart" >/dev/null 2>&1; rm -rf "$scratch"' EXIT
@@ -42,6 +42,9 @@ run_program() {
   good=$(sed -nE 's/.*\| *([0-9]+) passed.*/\1/p' <<<"$line")
   bad=$(sed -nE 's/.*\| *([0-9]+) failed.*/\1/p' <<<"$line")
   good=${good:-0} bad=${bad:-0}
+  local left
+  left=$(sed -nE 's/.*\| *([0-9]+) skipped.*/\1/p' <<<"$line")
+  skipped=$((skipped + ${left:-0}))
   if [ "$status" != 0 ] && [ "$bad" = 0 ]; then
     bad=1
     [ "$status" = 124 ] && echo "$name did not end within $limit s" >>"$log" || echo "$name ended with status $status" >>"$log"
@@ -52,7 +55,7 @@ run_program() {
   fi
   count "$name" "$good" "$bad" $((SECONDS - start))
   [ "$bad" = 0 ] || tail -n 120 "$log" | sed 's/^/      | /'
-  grep -aoE 'MESSAGE: (backend|variant) .*' "$log" | sort -u | sed 's/^MESSAGE: /      /' || true
+  grep -aoE 'MESSAGE: (backend|variant|left out).*|^left out: .*' "$log" | sort -u | sed -E 's/^(MESSAGE: )?/      /' || true
 }
 
 # run_tier DIR TIER LIMIT_S [prefix]: every program DIR/tests/TIER_*.
@@ -106,6 +109,9 @@ else
     read -r good _ bad _ <<<"$(tail -n 1 "$scratch/style" | tr -d ,)"
     count style "${good:-0}" "${bad:-1}" $((SECONDS - start))
   fi
+  # Seconds that the fuzzers of outside texts share out among their targets, and how often copies are killed.
+  export GLM53_FUZZ_SECONDS=5
+  [ "$full" = 0 ] || export GLM53_KILLS=100
   # Checkpoints too large for the repository, where somebody has them.
   if [ "$full" = 1 ] && [ -z "${GLM53_GOLDEN_DIR:-}" ] && [ -d "$root/../shared/golden" ]; then
     export GLM53_GOLDEN_DIR=$root/../shared/golden
@@ -133,12 +139,15 @@ else
       say "sanitizer: $kind ($tree)"
       build_tree "$tree" help -DCMAKE_BUILD_TYPE=Release -DGLM53_SANITIZE=$kind -DGLM53_BENCH=OFF >/dev/null
       build_tree "$tree" "$(programs_of "$tree" 'unit|golden')"
+      unset GLM53_KILLS
       export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1
       export GLM53_FUZZ_ROUNDS=20000
+      [ "$kind" != address ] || export GLM53_FUZZ_SECONDS=60
       export TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
       [ ! -f tests/tsan.supp ] || TSAN_OPTIONS+=" suppressions=$root/tests/tsan.supp"
       run_tier "$tree" unit 1800 "$kind:"
       run_tier "$tree" golden 2700 "$kind:"
+      export GLM53_FUZZ_SECONDS=5
       unset ASAN_OPTIONS UBSAN_OPTIONS TSAN_OPTIONS GLM53_FUZZ_ROUNDS
     done
 
@@ -176,6 +185,7 @@ else
   fi
 fi
 
+[ "$skipped" = 0 ] || note "skipped here, by name above: $skipped"
 [ ${#failures[@]} -eq 0 ] || note "failed: ${failures[*]}"
 echo
 echo "$passed passed, $failed failed"

@@ -12,6 +12,9 @@
 #include <thread>
 #include <unistd.h>
 
+#include <doctest/doctest.h>
+
+#include "common/digest.h"
 #include "common/error.h"
 #include "common/json.h"
 #include "common/socket.h"
@@ -86,6 +89,15 @@ std::string source_dir() {
   return GLM53_SOURCE_DIR;
 }
 
+void make_bundle(const std::string& dir) {
+  fs::create_directories(dir + "/systemd");
+  write_file(dir + "/.glm53-bundle", "");
+  for (const char* name : {"glm53-agent", "glm53ctl", "glm53-engine"}) {
+    write_file(cat(dir, "/", std::string_view(name)), cat("#!/bin/sh\nexec ", program(name), " \"$@\"\n"), 0755);
+  }
+  write_file(dir + "/systemd/glm53-agent.service.in", read_file(source_dir() + "/systemd/glm53-agent.service.in"));
+}
+
 ProgramResult run_program(const std::vector<std::string>& argv, const std::string& temp_dir,
                           std::chrono::seconds limit) {
   SpawnOptions options;
@@ -123,7 +135,9 @@ LocalCluster::LocalCluster(ClusterOptions options) : temp_(dir_.path() + "/tmp")
   api_port_ = free_port("127.0.0.1");
   for (const std::string node : {"head", "worker"}) {
     make_dirs(cat(dir_.path(), "/", node));
-    write_file(cat(dir_.path(), "/", node, "/token"), cat("token-of-", node), 0600);
+    tokens_[node] = random_hex(16);
+    watch_.add(cat("the admin token of the ", node), tokens_[node]);
+    write_file(cat(dir_.path(), "/", node, "/token"), tokens_[node], 0600);
     auto& lines = node == "head" ? options.head : options.worker;
     if (options.fake_rank) lines.try_emplace("engine.rank_path", quoted(program("fake_rank")));
   }
@@ -149,9 +163,17 @@ LocalCluster::~LocalCluster() {
                   [](const auto& entry) { return wait_until(entry.second.id.pid, Clock::now() + 10s).has_value(); });
     for (const pid_t pid : processes()) ::kill(pid, SIGKILL);
     for (const auto& [node, child] : agents_) wait_until(child.id.pid, Clock::now() + 5s);
+    check_secrets();
   } catch (const std::exception& e) {
     std::cerr << "cleaning up: " << e.what() << "\n";
   }
+}
+
+void LocalCluster::check_secrets() const {
+  for (const std::string& found : watch_.in_processes()) FAIL_CHECK(found);
+  std::set<std::string> keepers;
+  for (const auto& [node, token] : tokens_) keepers.insert(cat(dir_.path(), "/", node, "/token"));
+  for (const std::string& found : watch_.in_files(dir_.path(), keepers)) FAIL_CHECK(found);
 }
 
 void LocalCluster::write_config(const std::string& node, const std::map<std::string, std::string>& lines) const {

@@ -12,6 +12,7 @@
 #include "common/file.h"
 #include "common/http_client.h"
 #include "common/process.h"
+#include "tests/e2e/secrets.h"
 
 namespace glm53::e2e {
 
@@ -52,7 +53,8 @@ class LocalCluster {
  public:
   /// Writes the configuration and starts both agents.
   explicit LocalCluster(ClusterOptions options = {});
-  /// Ends everything that was started here, politely first.
+  /// Ends everything that was started here, politely first; fails the test when a token of the agents was found in a
+  /// command line, an environment or a file other than its own.
   ~LocalCluster();
   LocalCluster(const LocalCluster&) = delete;
   LocalCluster& operator=(const LocalCluster&) = delete;
@@ -95,6 +97,8 @@ class LocalCluster {
   std::string run_dir(const std::string& node) const { return dir_.path() + "/" + node + "/run"; }
   const std::string& temp_dir() const { return temp_; }
   const std::string& dir() const { return dir_.path(); }
+  /// The admin token of a node's agent.
+  const std::string& token(const std::string& node) const { return tokens_.at(node); }
   /// What the fake ranks of a node do wrong (tests/tools/fake_rank/README.md).
   void set_fake(const Json& rules) const;
   /// Processes that belong to this cluster, agents included.
@@ -102,7 +106,10 @@ class LocalCluster {
 
  private:
   void write_config(const std::string& node, const std::map<std::string, std::string>& lines) const;
+  void check_secrets() const;
   TempDir dir_;
+  SecretWatch watch_{std::chrono::milliseconds(500)};
+  std::map<std::string, std::string> tokens_;
   std::string temp_;
   uint16_t api_port_ = 0;
   std::map<std::string, Child> agents_;
@@ -112,5 +119,7 @@ class LocalCluster {
 std::string program(const std::string& name);
 /// Folder of the sources.
 std::string source_dir();
+/// Programs of this build as scripts/bundle.sh lays them out.
+void make_bundle(const std::string& dir);
 
 }  // namespace glm53::e2e

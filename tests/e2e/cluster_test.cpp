@@ -163,6 +163,6 @@ TEST_CASE("the admin API over TCP wants its token and knows no other address") {
   const std::string url = cat("http://", config["admin.listen"]["value"].get<std::string>());
   CHECK(HttpClient(url).request("GET", "/admin/v1/status").status == 401);
   CHECK(HttpClient(url, "wrong").request("GET", "/admin/v1/status").status == 401);
-  CHECK(HttpClient(url, "token-of-head").request("GET", "/admin/v1/status").status == 200);
-  CHECK(config.dump().find("token-of-head") == std::string::npos);
+  CHECK(HttpClient(url, cluster.token("head")).request("GET", "/admin/v1/status").status == 200);
+  CHECK(config.dump().find(cluster.token("head")) == std::string::npos);
 }

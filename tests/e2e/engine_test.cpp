@@ -108,7 +108,21 @@ TEST_CASE("the shipped checkpoint answers over the API, plain and streamed, serv
   CHECK(figures["requests"]["finished"] == 6);
   CHECK(figures["output_tokens"] == 6 * 8);
   CHECK(figures["first_token_ms"]["count"] == 6);
-  const std::string log = cluster.ctl({"logs", "api", "-n", "50"}).output;
+
+  const auto decode = cluster.ctl({"--json", "bench", "decode", "--phase", "structured,code", "--streams", "2",
+                                   "--runs", "1", "--warm-up", "0", "--max-tokens", "40", "--compare-off"});
+  CAPTURE(decode.output);
+  REQUIRE(decode.code == 0);
+  const Json speeds = Json::parse(decode.output);
+  REQUIRE(speeds["cells"].size() == 4);
+  for (const Json& cell : speeds["cells"]) {
+    CHECK(cell["failed"] == 0);
+    CHECK(cell["tokens_per_s_all"]["median"].get<double>() > 0);
+    if (cell["speculation"] == "off") CHECK(cell["tokens_a_step"]["median"] == 1.0);
+  }
+  CHECK(speeds["coherence"]["checked"] == 8);
+  CHECK(speeds["coherence"]["faults"].empty());
+  const std::string log = cluster.ctl({"logs", "api", "-n", "80"}).output;
   CHECK(contains(log, "\"finish\":\"length\""));
   CHECK(contains(log, "\"completion_tokens\":8,"));
 

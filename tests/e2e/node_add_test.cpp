@@ -10,6 +10,7 @@
 #include "common/socket.h"
 #include "common/strings.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/sshd.h"
 
 using namespace glm53;
 using namespace glm53::e2e;
@@ -17,8 +18,6 @@ using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
 namespace {
-
-constexpr const char* kSshd = "/usr/sbin/sshd";
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -31,60 +30,6 @@ std::string must(const std::vector<std::string>& argv, const TempDir& dir) {
   return std::string(trim(result.output));
 }
 
-/// An sshd of the test's own: its keys, its port, this user.
-class Sshd {
- public:
-  explicit Sshd(const TempDir& dir) : dir_(dir), port_(free_port("127.0.0.1")) {
-    for (const char* key : {"host", "other", "user"}) {
-      must({"/usr/bin/env", "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path(key)}, dir);
-    }
-    if (::geteuid() == 0)
-      (void)::mkdir("/run/sshd", 0755);  // where it separates its privileges; else it does not start
-    write_file(path("config"),
-               cat("Port ", port_, "\nListenAddress 127.0.0.1\nHostKey ", path("host"), "\nAuthorizedKeysFile ",
-                   path("user.pub"), "\nPidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"));
-    for (const char* key : {"host", "other"}) {
-      write_file(path(cat("known.", std::string_view(key))),
-                 cat("[127.0.0.1]:", port_, " ", read_file(path(cat(std::string_view(key), ".pub")))));
-    }
-    write_file(path("known.none"), "");
-    SpawnOptions options;
-    options.argv = {kSshd, "-D", "-e", "-f", path("config")};
-    options.env["PATH"] = "/usr/bin:/bin";
-    child_ = spawn(options);
-    REQUIRE(wait_for([&] {
-      try {
-        return static_cast<bool>(connect_tcp("127.0.0.1", port_, std::chrono::steady_clock::now() + 1s));
-      } catch (const std::exception&) {
-        return false;
-      }
-    }));
-  }
-  ~Sshd() {
-    signal_group(child_.id, SIGTERM);
-    wait_until(child_.id.pid, std::chrono::steady_clock::now() + 10s);
-  }
-  Sshd(const Sshd&) = delete;
-  Sshd& operator=(const Sshd&) = delete;
-  std::string path(const std::string& name) const { return dir_.path() + "/" + name; }
-  uint16_t port() const { return port_; }
-
- private:
-  const TempDir& dir_;
-  const uint16_t port_;
-  Child child_;
-};
-
-/// Programs of this build as scripts/bundle.sh lays them out.
-void make_bundle(const std::string& dir) {
-  fs::create_directories(dir + "/systemd");
-  write_file(dir + "/.glm53-bundle", "");
-  for (const char* name : {"glm53-agent", "glm53ctl", "glm53-engine"}) {
-    write_file(cat(dir, "/", std::string_view(name)), cat("#!/bin/sh\nexec ", program(name), " \"$@\"\n"), 0755);
-  }
-  write_file(dir + "/systemd/glm53-agent.service.in", read_file(source_dir() + "/systemd/glm53-agent.service.in"));
-}
-
 std::string quoted(const std::string& text) {
   return "\"" + text + "\"";
 }
@@ -92,7 +37,7 @@ std::string quoted(const std::string& text) {
 }  // namespace
 
 TEST_CASE("node add: over SSH to a member that serves, again without change, and never past a host key") {
-  if (!fs::exists(kSshd)) {
+  if (!fs::exists(Sshd::kProgram)) {
     MESSAGE("left out: there is no sshd");
     return;
   }
@@ -102,7 +47,7 @@ TEST_CASE("node add: over SSH to a member that serves, again without change, and
   ClusterOptions options;
   options.head = {{"admin.listen", quoted(head)}, {"admin.tls", quoted("on")}, {"worker.admin", quoted(worker)}};
   LocalCluster cluster(options);
-  const Sshd sshd(dir);
+  const Sshd sshd(dir.path() + "/ssh", "127.0.0.1", free_port("127.0.0.1"));
   const std::string bundle = dir.path() + "/bundle", root = dir.path() + "/root";
   make_bundle(bundle);
   const std::string user = must({"/usr/bin/env", "id", "-un"}, dir);
