@@ -72,6 +72,7 @@ struct SyncWorld {
   std::atomic<int> damage{0};  ///< a byte flips on the way
   std::atomic<int> forget{0};  ///< the receiver's agent is started again
   std::atomic<int64_t> pieces{0}, bytes{0};
+  std::atomic<int64_t>* sent = nullptr;  ///< where others count too: bytes before they are taken
 
   SyncWorld() {
     lay_out(source(), files);
@@ -106,6 +107,7 @@ struct SyncWorld {
       if (use(w_.forget)) throw Error(Code::not_found, "there is no copy under way");
       std::string sent(data);
       if (!sent.empty() && use(w_.damage)) sent[sent.size() / 2] = static_cast<char>(sent[sent.size() / 2] ^ 1);
+      if (w_.sent != nullptr) *w_.sent += static_cast<int64_t>(data.size());
       w_.receiver->take(etag, offset, sent, checksum);
       w_.bytes += static_cast<int64_t>(data.size());
       if (use(w_.lose)) throw Error(Code::stalled, "no answer");
