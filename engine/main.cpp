@@ -3,49 +3,33 @@
 #include <string>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
 #include "common/error.h"
-#include "common/json.h"
 #include "common/strings.h"
 #include "common/version.h"
 #include "engine/api/api.h"
-#include "engine/loader/config.h"
-#include "engine/loader/safetensors.h"
+#include "engine/commands.h"
 #include "engine/runtime/rank.h"
-#include "kernels/ops.h"
 
 namespace glm53 {
 namespace {
 
-/// Validates configuration, headers and inventory of a checkpoint; a line for each problem.
-int check_checkpoint(const std::string& dir) {
-  const ModelConfig config = load_model_config(dir);
-  const Checkpoint checkpoint(dir);
-  check_inventory(checkpoint, config);
-  std::cout << cat(dir, ": ok, ", checkpoint.tensors().size(), " tensors, ", config.layers,
-                   " layers, routed experts in ", has_exl3_experts(checkpoint) ? "EXL3" : "plain", " format, digest ",
-                   checkpoint.digest())
-            << '\n';
-  return 0;
-}
-
-int describe() {
-  nlohmann::ordered_json out{{"version", version()}, {"backends", {"cpu"}}};
-  try {
-    make_cuda_ops(0);
-    out["backends"].push_back("cuda");
-  } catch (const Error& e) {
-    out["cuda"] = e.what();
-  }
-  out["weight_formats"] = {"f32", "bf16", "exl3"};
-  out["kv_formats"] = {"f32", "bf16", "fp8_c528", "int8_c528"};
-  std::cout << dump(out) << '\n';
-  return 0;
+CLI::App* add_prepare(CLI::App& app, PrepareOptions& options) {
+  CLI::App* prepare = app.add_subcommand(
+      "prepare", "Write each rank's weights in their final formats, so that a start only reads them (docs/weights.md)");
+  prepare->add_option("--model", options.model, "Folder of the checkpoint")->required();
+  prepare->add_option("--ranks", options.ranks, "Number of ranks")->required()->check(CLI::Range(1, 64));
+  prepare->add_option("--out", options.out, "Folder to write to; model.prepared names it")->required();
+  prepare->add_option("--rank", options.rank, "Only this rank; without it all of them")->check(CLI::Range(0, 63));
+  prepare->add_option("--dense", options.dense, "As engine.dense: stored, fp8 or int4");
+  prepare->add_option("--head", options.head, "As engine.head");
+  prepare->add_option("--format", options.formats, "GROUP=FORMAT, as engine.formats.GROUP; may be repeated");
+  prepare->add_flag("--check-weights", options.check_weights, "Refuse NaN and infinite values by name");
+  return prepare;
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("glm53-engine: runs GLM-5.3-Flash. Started by glm53-agent; check and describe are for people.",
+  CLI::App app("glm53-engine: runs GLM-5.3-Flash. Started by glm53-agent; check, prepare and describe are for people.",
                "glm53-engine");
   app.set_version_flag("--version", cat("glm53-engine ", version()));
   app.require_subcommand(1);
@@ -59,6 +43,10 @@ int run(int argc, char** argv) {
         ->check(CLI::Range(0, 1 << 20));
   CLI::App* check = app.add_subcommand("check", "Check a checkpoint folder: configuration, headers, inventory");
   check->add_option("--model", model, "Folder of the checkpoint")->required();
+  bool values = false;
+  check->add_flag("--check-weights", values, "Also read every tensor: name those with NaN or infinite values");
+  PrepareOptions preparing;
+  CLI::App* prepare_app = add_prepare(app, preparing);
   const CLI::App* show = app.add_subcommand("describe", "Print version, backends and formats as JSON");
   try {
     app.parse(argc, argv);
@@ -67,7 +55,8 @@ int run(int argc, char** argv) {
   }
   if (rank->parsed()) return run_rank(config_fd);
   if (api->parsed()) return run_api(config_fd);
-  if (check->parsed()) return check_checkpoint(model);
+  if (check->parsed()) return check_checkpoint(model, values);
+  if (prepare_app->parsed()) return prepare(preparing);
   return show->parsed() ? describe() : rank_exit(Code::usage);
 }
 

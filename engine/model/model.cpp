@@ -6,51 +6,13 @@
 
 #include "common/error.h"
 #include "common/strings.h"
-#include "engine/loader/safetensors.h"
-#include "engine/loader/source.h"
-#include "engine/model/kda.h"
-#include "engine/model/mla.h"
-#include "engine/model/mlp.h"
+#include "engine/model/load.h"
+#include "engine/model/model_weights.h"
 #include "engine/model/pick_rows.h"
-#include "engine/model/weights.h"
 #include "engine/model/workspace.h"
 
 namespace glm53 {
 namespace {
-
-constexpr std::string_view kText = "model.language_model.";
-
-/// Weights of one mHC site and the norm that follows it.
-struct Site {
-  Weight fn, base, scale, norm;
-
-  Site(const WeightReader& layer, std::string_view site, std::string_view norm_name)
-      : fn(layer.take(cat("hc_", site, "_fn"), WeightGroup::exact)),
-        base(layer.take(cat("hc_", site, "_base"), WeightGroup::exact)),
-        scale(layer.take(cat("hc_", site, "_scale"), WeightGroup::exact)),
-        norm(layer.take(cat(norm_name, ".weight"), WeightGroup::exact)) {}
-};
-
-struct Layer {
-  Site attention_site, mlp_site;
-  std::variant<KdaLayer, MlaLayer> attention;
-  std::variant<SwigluMlp, MoeMlp> mlp;
-};
-
-std::variant<KdaLayer, MlaLayer> load_attention(const WeightReader& layer, const ModelConfig& c, const ShardPlan& shard,
-                                                int i) {
-  const WeightReader weights = layer.under("self_attn.");
-  const auto at = static_cast<size_t>(i);
-  if (c.attention[at] == AttentionKind::kda) return KdaLayer(weights, c, shard, i, c.kind_index(i));
-  return MlaLayer(weights, c, shard, i, c.kind_index(i), c.shared_indexer[at]);
-}
-
-std::variant<SwigluMlp, MoeMlp> load_mlp(const WeightReader& layer, const ModelConfig& c, int i) {
-  const WeightReader weights = layer.under("mlp.");
-  if (c.mlp[static_cast<size_t>(i)] == MlpKind::dense)
-    return SwigluMlp(weights, WeightGroup::dense_mlp, c.swiglu_limit);
-  return MoeMlp(weights, c, i);
-}
 
 CacheGeometry geometry_of(const ModelConfig& c, const ShardPlan& shard, const ModelLimits& limits) {
   CacheGeometry g;
@@ -112,26 +74,23 @@ OpLimits op_limits(const ModelConfig& c, const ShardPlan& shard, const ModelLimi
   return o;
 }
 
-/// Stored bytes of the tensors under a prefix; what progress is counted in.
-uint64_t stored_bytes(const Checkpoint& checkpoint, std::string_view prefix) {
-  uint64_t total = 0;
-  const auto& tensors = checkpoint.tensors();
-  for (auto it = tensors.lower_bound(prefix); it != tensors.end() && it->first.starts_with(prefix); ++it)
-    total += it->second.end - it->second.begin;
-  return total;
-}
-
 class GlmModel final : public Model {
  public:
-  GlmModel(const std::shared_ptr<const Checkpoint>& checkpoint, ModelConfig config, const FormatPolicy& policy,
-           const ModelLimits& limits, Ops& ops, Communicator& comm, const LoadProgress& progress)
+  GlmModel(ModelConfig config, std::unique_ptr<WeightSource> source, const ModelLimits& limits, Ops& ops,
+           Communicator& comm, const PartLoaded& loaded)
       : config_(std::move(config)),
         limits_(limits),
         ops_(ops),
         comm_(comm),
-        shard_(plan_shard(config_, comm.shard().rank, comm.shard().size, has_exl3_experts(*checkpoint))),
-        source_(make_checkpoint_source(checkpoint, policy, comm.shard(), ops)) {
-    load(*checkpoint, progress);
+        shard_(plan_shard(config_, comm.shard().rank, comm.shard().size, false)),
+        source_(std::move(source)),
+        weights_(config_, shard_, *source_, ledger_, loaded) {
+    for (const Layer& layer : weights_.layers) {
+      if (const auto* kda = std::get_if<KdaLayer>(&layer.attention)) {
+        a_log_.push_back(kda->a_log());
+        dt_bias_.push_back(kda->dt_bias());
+      }
+    }
     space_ = plan_workspace(config_, shard_, limits_, ops_);
     held_ = plan_held(space_, config_, shard_, limits_, ops_);
     ops_.reserve(op_limits(config_, shard_, limits_));
@@ -140,7 +99,7 @@ class GlmModel final : public Model {
   const ModelConfig& config() const override { return config_; }
   const ModelLimits& limits() const override { return limits_; }
   CacheGeometry geometry() const override { return geometry_of(config_, shard_, limits_); }
-  SharedWeights shared() const override { return {&embed_, &head_, shard_}; }
+  SharedWeights shared() const override { return {&weights_.outer.embed, &weights_.outer.head, shard_}; }
   std::vector<std::pair<std::string, size_t>> weight_bytes() const override { return ledger_.lines(); }
 
   void set_probe(Probe probe) override {
@@ -168,38 +127,6 @@ class GlmModel final : public Model {
   }
 
  private:
-  void load(const Checkpoint& checkpoint, const LoadProgress& progress) {
-    const uint64_t outside = stored_bytes(checkpoint, "lm_head.") +
-                             stored_bytes(checkpoint, cat(kText, "embed_tokens.")) +
-                             stored_bytes(checkpoint, cat(kText, "norm."));
-    uint64_t total = outside, done = 0;
-    const auto layer_prefix = [](int i) { return cat(kText, "layers.", i, "."); };
-    for (int i = 0; i < config_.layers; ++i) total += stored_bytes(checkpoint, layer_prefix(i));
-    const auto report = [&](uint64_t bytes) {
-      done += bytes;
-      if (progress) progress(done, total);
-    };
-    report(0);
-    const WeightReader text(*source_, ledger_, std::string(kText));
-    embed_ = text.take("embed_tokens.weight", WeightGroup::exact);
-    norm_ = text.take("norm.weight", WeightGroup::exact);
-    head_ = WeightReader(*source_, ledger_, "").take("lm_head.weight", WeightGroup::head, Split::rows);
-    report(outside);
-    layers_.reserve(static_cast<size_t>(config_.layers));
-    for (int i = 0; i < config_.layers; ++i) {
-      const WeightReader layer = text.under(cat("layers.", i, "."));
-      layers_.push_back({Site(layer, "attn", "input_layernorm"), Site(layer, "ffn", "post_attention_layernorm"),
-                         load_attention(layer, config_, shard_, i), load_mlp(layer, config_, i)});
-      report(stored_bytes(checkpoint, layer_prefix(i)));
-    }
-    for (const Layer& layer : layers_) {
-      if (const auto* kda = std::get_if<KdaLayer>(&layer.attention)) {
-        a_log_.push_back(kda->a_log());
-        dt_bias_.push_back(kda->dt_bias());
-      }
-    }
-  }
-
   void check(const Batch& batch) const {
     const auto within = [](std::string_view what, int64_t value, int64_t low, int64_t high) {
       if (value < low || value > high)
@@ -217,7 +144,7 @@ class GlmModel final : public Model {
     const Step step{ops_, batch, caches, space, probe_, probe_space_, batch.token.dim(0)};
     if (layers.first == 0) {
       embed(step);
-      ops_.mhc_pre(pre(step, layers_.front().attention_site));
+      ops_.mhc_pre(pre(step, weights_.layers.front().attention_site));
     }
     for (int i = layers.first; i < layers.last; ++i) run(step, i);
     return layers.last == config_.layers ? head(step) : ForwardOut{};
@@ -226,7 +153,7 @@ class GlmModel final : public Model {
   /// One layer, and the seam to the next.
   void run(const Step& step, int number) {
     const auto i = static_cast<size_t>(number);
-    const Layer& layer = layers_[i];
+    const Layer& layer = weights_.layers[i];
     const Tensor u = step.rows(step.space.u), y = step.rows(step.space.y);
     step.show("layer", number, "attn.in", u);
     std::visit([&](const auto& attention) { attention.run(step, u, y); }, layer.attention);
@@ -237,8 +164,8 @@ class GlmModel final : public Model {
     std::visit([&](const auto& mlp) { mlp.run(step, u, y); }, layer.mlp);
     comm_.all_reduce(y);
     step.show("layer", number, "mlp.out", y);
-    if (i + 1 < layers_.size()) {
-      ops_.mhc_post_pre({post(step), pre(step, layers_[i + 1].attention_site)});
+    if (i + 1 < weights_.layers.size()) {
+      ops_.mhc_post_pre({post(step), pre(step, weights_.layers[i + 1].attention_site)});
     } else {
       ops_.mhc_post(post(step));
     }
@@ -278,7 +205,7 @@ class GlmModel final : public Model {
   /// All streams of a row begin as its embedding.
   void embed(const Step& step) const {
     const Tensor y = step.rows(step.space.y);
-    ops_.embed({&step.batch, &embed_, y});
+    ops_.embed({&step.batch, &weights_.outer.embed, y});
     const Tensor flat = step.rows(step.space.streams).reshaped({step.capacity, config_.streams * config_.hidden});
     for (int s = 0; s < config_.streams; ++s) ops_.copy(flat.columns(s * config_.hidden, (s + 1) * config_.hidden), y);
   }
@@ -286,7 +213,7 @@ class GlmModel final : public Model {
   ForwardOut head(const Step& step) const {
     const Tensor mean = step.rows(step.space.mean), hidden = step.rows(step.space.hidden);
     ops_.stream_mean({step.rows(step.space.streams), mean});
-    ops_.rms_norm({mean, &norm_, config_.rms_eps, hidden});
+    ops_.rms_norm({mean, &weights_.outer.norm, config_.rms_eps, hidden});
     if (step.probe) {
       ops_.synchronize();
       probe_("mean", mean);
@@ -302,7 +229,7 @@ class GlmModel final : public Model {
     pick_rows(ops_, hidden, step.batch.logit_row.rows(0, rows), picked);
     // Few rows, whatever regime they come from: always the window family, so a row's logits never depend on its
     // neighbours.
-    ops_.linear({.x = picked, .w = &head_, .y = part, .beta = 0, .window_rows = rows});
+    ops_.linear({.x = picked, .w = &weights_.outer.head, .y = part, .beta = 0, .window_rows = rows});
     if (shard_.size == 1) {
       out.logits = part;
       return out;
@@ -320,8 +247,7 @@ class GlmModel final : public Model {
   ShardPlan shard_;
   std::unique_ptr<WeightSource> source_;  // owns the memory of all weights below
   WeightLedger ledger_;
-  Weight embed_, norm_, head_;
-  std::vector<Layer> layers_;
+  ModelWeights weights_;
   std::vector<const Weight*> a_log_, dt_bias_;  // of the KDA layers, in order
   Workspace space_, held_;                      // held_: of the batch that forward_part() is taking through
   int held_at_ = 0;                             // the layer in front of which it stands
@@ -331,13 +257,10 @@ class GlmModel final : public Model {
 
 }  // namespace
 
-std::unique_ptr<Model> load_model(const std::string& dir, const FormatPolicy& policy, const ModelLimits& limits,
-                                  Ops& ops, Communicator& comm, const LoadProgress& progress) {
-  ModelConfig config = load_model_config(dir);
+std::unique_ptr<Model> load_model(ModelConfig config, std::unique_ptr<WeightSource> source, const ModelLimits& limits,
+                                  Ops& ops, Communicator& comm, const PartLoaded& loaded) {
   check_limits(limits, config);
-  auto checkpoint = std::make_shared<const Checkpoint>(dir);
-  check_inventory(*checkpoint, config);
-  return std::make_unique<GlmModel>(std::move(checkpoint), std::move(config), policy, limits, ops, comm, progress);
+  return std::make_unique<GlmModel>(std::move(config), std::move(source), limits, ops, comm, loaded);
 }
 
 }  // namespace glm53

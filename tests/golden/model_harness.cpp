@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "common/error.h"
 #include "common/strings.h"
@@ -137,11 +138,11 @@ bool same_bits(const Values& a, const Values& b) {
 
 Runner::Runner(const std::string& dir, const ModelLimits& limits, int sequences, Ops& ops, Communicator& comm,
                const FormatPolicy& policy)
-    : ops_(ops),
-      model_(load_model(dir, policy, limits, ops, comm)),
-      sequences_(static_cast<size_t>(sequences)),
-      inputs_(16) {
-  blocks_each_ = (limits.max_context + kBlockTokens - 1) / kBlockTokens;
+    : Runner(load_model(dir, policy, limits, ops, comm), sequences, ops) {}
+
+Runner::Runner(std::unique_ptr<Model> model, int sequences, Ops& ops)
+    : ops_(ops), model_(std::move(model)), sequences_(static_cast<size_t>(sequences)), inputs_(16) {
+  blocks_each_ = (model_->limits().max_context + kBlockTokens - 1) / kBlockTokens;
   owned_ = make_caches(model_->geometry(), {1 + sequences * blocks_each_, sequences, 2}, ops);
 }
 

@@ -75,6 +75,7 @@ class Runner {
  public:
   Runner(const std::string& dir, const ModelLimits& limits, int sequences, Ops& ops, Communicator& comm,
          const FormatPolicy& policy = FormatPolicy::as_stored());
+  Runner(std::unique_ptr<Model> model, int sequences, Ops& ops);
 
   /// One step; window pieces must come first. Returns the logits of all rows in order (empty rows off rank 0), or of
   /// the last row of each piece. `padding` rows are added at the end.

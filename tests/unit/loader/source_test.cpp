@@ -237,5 +237,44 @@ TEST_CASE("the digest tells shards and policies apart") {
   CHECK(a != open_checkpoint(f.dir.path(), policy, {0, 2}, *f.ops)->digest());
 }
 
+TEST_CASE("what is read ahead is what is read at once, in the planned order and in another") {
+  Filler fill;
+  NewTensors tensors = plain();
+  tensors["wide.weight"] = fill.bf16({5, 90'000}, 1);  // a part of a row is far from that of the next
+  const std::vector<Take> takes = {{{{"wide.weight", Split::columns}}, WeightGroup::mla, false},
+                                   {{{"a.weight", Split::rows}, {"b.weight", Split::rows}}, WeightGroup::kda_in, true},
+                                   {{{"big.weight", Split::columns}}, WeightGroup::mla, false},
+                                   {{{"v", Split::rows}}, WeightGroup::exact, false},
+                                   {{{"big.weight", Split::rows}}, WeightGroup::mla, false}};
+  const TempDir dir;
+  testing::write_text(dir / "model.safetensors", testing::file_of(tensors));
+  const auto ops = make_cpu_ops(1);
+  const auto checkpoint = std::make_shared<const Checkpoint>(dir.path());
+  const auto taken = [](WeightSource& source, const Take& t) {
+    return t.stacked ? source.take_stacked(t.parts, t.group)
+                     : source.take(t.parts.front().name, t.group, t.parts.front().split);
+  };
+  for (const size_t block : {size_t{5000}, size_t{1} << 20})
+    for (const int rank : {0, 1}) {
+      CAPTURE(block);
+      const auto plainly = make_checkpoint_source(checkpoint, FormatPolicy::as_stored(), {rank, 2}, *ops);
+      const SourceOptions options{.takes = takes, .read = {.block = block}};
+      const auto ahead = make_checkpoint_source(checkpoint, FormatPolicy::as_stored(), {rank, 2}, *ops, options);
+      const auto other = make_checkpoint_source(checkpoint, FormatPolicy::as_stored(), {rank, 2}, *ops, options);
+      for (const size_t i : {0u, 1u, 2u, 3u, 4u, 0u}) {
+        CAPTURE(i);
+        const std::vector<float> expected = values(taken(*plainly, takes[i]));
+        CHECK(values(taken(*ahead, takes[i])) == expected);  // once more after the plan has ended
+        if (i != 1) CHECK(values(taken(*other, takes[i])) == expected);
+      }
+      CHECK(ahead->bytes_taken() == plainly->bytes_taken());
+    }
+  SourceOptions passing{.takes = takes};
+  passing.keep = false;
+  const auto source = make_checkpoint_source(checkpoint, FormatPolicy::as_stored(), {0, 2}, *ops, passing);
+  const auto kept = make_checkpoint_source(checkpoint, FormatPolicy::as_stored(), {0, 2}, *ops);
+  for (const Take& t : takes) CHECK(values(taken(*source, t)) == values(taken(*kept, t)));
+}
+
 }  // namespace
 }  // namespace glm53
