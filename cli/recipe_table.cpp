@@ -58,7 +58,12 @@ constexpr std::string_view kNoJit = "nothing is compiled at run time";
 constexpr std::string_view kFixed = "kernels are chosen by the device and the weights; a figure decides, no knob";
 constexpr std::string_view kNccl =
     "set NCCL_… in the agent's environment (systemctl edit glm53-agent); it goes to the ranks";
-constexpr std::string_view kNoSpec = "no speculation in this version: a start ignores drafts";
+constexpr std::string_view kPriced = "how many drafts are verified is chosen by what they bring (docs/speculation.md)";
+
+/// auto takes the drafter that DFLASH_MODEL names.
+std::string drafter_kind(const std::string& method) {
+  return method == "mtp" || method == "none" ? method : "auto";
+}
 constexpr std::string_view kNoVision = "no vision in this version: images and video are refused";
 constexpr std::string_view kNoAblit =
     "no edit of weights at load time in this version; name an edited checkpoint in model.repo";
@@ -159,18 +164,18 @@ constexpr std::array kKnobs{
     Knob{"WORKER_TILELANG_CACHE", "", kNoJit},
     Knob{"WORKER_NV_CACHE", "", kNoJit},
     // Speculation
-    Knob{"SPEC_METHOD", "", kNoSpec},
-    Knob{"DFLASH_TOKENS", "", kNoSpec},
-    Knob{"DFLASH_DRAFT_TP", "", kNoSpec},
-    Knob{"MTP_TOKENS", "", kNoSpec},
-    Knob{"GLM53_ADAPTIVE_K", "", kNoSpec},
-    Knob{"GLM53_ADAPTIVE_K_SET", "", kNoSpec},
-    Knob{"GLM53_ADAPTIVE_K_ALPHA", "", kNoSpec},
-    Knob{"GLM53_ADAPTIVE_K_MARGIN", "", kNoSpec},
-    Knob{"GLM53_ADAPTIVE_K_MIN_STEPS", "", kNoSpec},
-    Knob{"GLM53_ADAPTIVE_K_SATURATE", "", kNoSpec},
-    Knob{"GLM53_ADAPTIVE_K_HIST", "", kNoSpec},
-    Knob{"GLM53_DRAFT_KV_COMPACT", "", kNoSpec},
+    Knob{"SPEC_METHOD", "draft.kind", "", drafter_kind},
+    Knob{"DFLASH_TOKENS", "draft.max_drafts", ""},
+    Knob{"DFLASH_DRAFT_TP", "", "the drafter is divided as the model is"},
+    Knob{"MTP_TOKENS", "", kPriced},
+    Knob{"GLM53_ADAPTIVE_K", "", kPriced},
+    Knob{"GLM53_ADAPTIVE_K_SET", "", kPriced},
+    Knob{"GLM53_ADAPTIVE_K_ALPHA", "", kPriced},
+    Knob{"GLM53_ADAPTIVE_K_MARGIN", "", kPriced},
+    Knob{"GLM53_ADAPTIVE_K_MIN_STEPS", "", kPriced},
+    Knob{"GLM53_ADAPTIVE_K_SATURATE", "", kPriced},
+    Knob{"GLM53_ADAPTIVE_K_HIST", "", kPriced},
+    Knob{"GLM53_DRAFT_KV_COMPACT", "", "the drafter keeps its window only"},
     // Kernels
     Knob{"EXL3_FUSED_MOE", "", kFixed},
     Knob{"EXL3_MOE_ROW_TILE", "", kFixed},
@@ -200,7 +205,7 @@ constexpr std::array kKnobs{
     // Prefix cache
     Knob{"GLM53_APC_NO_STORE", "", "what is worth keeping is decided by value; cache.enabled = false keeps nothing"},
     Knob{"GLM53_APC_RETENTION_INTERVAL", "cache.interval", ""},
-    Knob{"GLM53_APC_RETENTION_INTERVAL_SWA", "", kNoSpec},
+    Knob{"GLM53_APC_RETENTION_INTERVAL_SWA", "", kPriced},
     Knob{"GLM53_KV_CAPACITY_LOG", "", "always: the ledger in the rank's log, glm53ctl status, /metrics"},
     Knob{"GLM53_EXPOSE_CACHE_RESET", "", "the prefix cache is reset at the rank's admin socket only"},
     Knob{"GLM53_KV_OFFLOAD", "", "set cache.spill_memory_bytes or cache.spill_disk_bytes"},

@@ -24,6 +24,13 @@ double ms_since(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begun).count();
 }
 
+double weights_of(const Drafter* drafter) {
+  double bytes = 0;
+  if (drafter != nullptr)
+    for (const auto& [group, size] : drafter->weight_bytes()) bytes += static_cast<double>(size);
+  return bytes;
+}
+
 int32_t outermost(const Tensor& t) {
   return t.empty() ? 0 : static_cast<int32_t>(t.dim(0));
 }
@@ -38,6 +45,8 @@ ModelExecutor::ModelExecutor(Model& model, const Caches& caches, Ops& ops, Sampl
       sampling_(sampling),
       spill_(spill),
       drafter_(drafter),
+      reads_(model),
+      draft_bytes_(weights_of(drafter)),
       max_blocks_((model.limits().max_context + kBlockTokens - 1) / kBlockTokens),
       blocks_(outermost(caches.blocks)),
       snaps_(std::max(outermost(caches.snap_state), outermost(caches.snap_ring))),
@@ -73,6 +82,7 @@ void ModelExecutor::submit(const StepPlan& plan) {
   for (const SeqStep& s : plan.seqs) prepare(s);
   StepResult result;
   result.step = plan.step;
+  result.stages.add(Stage::move, ms_since(begun));
   propose(plan, result);
   begin(plan);
   if (!step_.members.empty()) pass(step_, std::nullopt, result);
@@ -220,6 +230,10 @@ void ModelExecutor::propose(const StepPlan& plan, StepResult& result) {
     proposed_[whose[i]] = std::move(drafts[i]);
   }
   result.draft_ms = ms_since(begun);
+  // An MTP layer is passed once for each draft, a block drafter once for all.
+  const bool chained = drafter_->traits().name == "mtp";
+  const int passes = chained ? std::ranges::max(requests, {}, &DraftRequest::drafts).drafts : 1;
+  result.stages.add(Stage::draft, result.draft_ms, passes * draft_bytes_);
 }
 
 /// The groups of a step.
@@ -313,14 +327,28 @@ void ModelExecutor::want_logits(Group& group) const {
 /// Through all layers, or those of a part; what comes out at the end is sampled.
 void ModelExecutor::pass(Group& group, std::optional<LayerSpan> layers, StepResult& result) {
   want_logits(group);
+  const int all = model_.config().layers;
+  auto begun = std::chrono::steady_clock::now();
   const ForwardOut out =
       layers ? model_.forward_part(group.batch, caches_, *layers) : model_.forward(group.batch, caches_);
-  const bool last = !layers || layers->last == model_.config().layers;
-  if (drafter_ != nullptr && last) drafter_->observe(group.batch, out);
-  if (sampling_ != nullptr && last && group.batch.logit_rows > 0)
+  // Here and not with the sampling's result, so that each has its own time.
+  ops_.synchronize();
+  const bool last = !layers || layers->last == all;
+  const double share = layers ? static_cast<double>(layers->last - layers->first) / all : 1;
+  result.stages.add(Stage::forward, ms_since(begun),
+                    reads_.bytes(group.batch.rows, last ? group.batch.logit_rows : 0, share));
+  begun = std::chrono::steady_clock::now();
+  if (drafter_ != nullptr && last) {
+    drafter_->observe(group.batch, out);
+    result.stages.add(Stage::observe, ms_since(begun));
+    begun = std::chrono::steady_clock::now();
+  }
+  if (sampling_ != nullptr && last && group.batch.logit_rows > 0) {
     sample(group, out.logits, result);
-  else
+    result.stages.add(Stage::sample, ms_since(begun));
+  } else {
     ops_.synchronize();
+  }
   if (layers && last) group.members.clear();
 }
 

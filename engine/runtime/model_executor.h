@@ -9,6 +9,7 @@
 #include "engine/runtime/plan.h"
 #include "engine/runtime/sampling.h"
 #include "engine/runtime/spill_tier.h"
+#include "engine/runtime/step_stages.h"
 
 namespace glm53 {
 
@@ -74,6 +75,8 @@ class ModelExecutor final : public Executor {
   SamplingTable* const sampling_;
   SpillTier* const spill_;
   Drafter* const drafter_;
+  const WeightReads reads_;
+  const double draft_bytes_;  // of the drafter's weights
   const int32_t max_blocks_;
   const int32_t blocks_, snaps_;
   std::vector<SlotState> slots_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/bytes.h"
+#include "engine/runtime/step_stages.h"
 #include "engine/spill/spill_format.h"
 #include "kernels/batch.h"
 
@@ -77,6 +78,7 @@ struct StepResult {
   std::vector<SeqResult> seqs;  ///< only sequences that asked for logits
   double device_ms = 0;
   double draft_ms = 0;  ///< of these, in the drafter
+  StageCosts stages;
 };
 
 /// Runs plans in order. ModelExecutor on every rank; a hash executor stands in for it in scheduler tests. At most two

@@ -21,8 +21,10 @@
 // * Putting back keeps the output and gives slot and blocks away. Its state is saved as a snapshot where one is to be
 //   had, and its blocks stay cached until somebody needs them; later it goes on from there, or from the best that is
 //   left, computing the rest again in the regimes that it was computed in first. Its text does not change by it.
-// * Every step runs all sequences that generate, one row each; more only for rows that are known already (after a
-//   replay or when put back), up to max_window in a step where rows are left.
+// * Every step runs all sequences that generate, one row each; more for rows that are known already (after a replay or
+//   when put back), up to max_window in a step where rows are left, and for drafts. Of these as many are verified as
+//   give most tokens a millisecond, by what a step costs with more rows and how often drafts were accepted
+//   (draft_policy.h); they take blocks that nobody else needs, and nobody is put back for them.
 // * Prompts are read beside them, a piece at a time, by the sequence whose last piece is longest ago, so that several
 //   prompts advance alike. While anybody generates prompts have prefill_share of the time, and a piece passes a few
 //   layers in each step: as many as the generating part of the step pays for (at least one where nothing is owed, and
@@ -35,7 +37,7 @@
 // * A request that was running when a rank died comes back with the tokens already given out. They are rows like any
 //   others of the window regime; sampling goes on behind them.
 // * A window's rows are records until the next step of the sequence commits them (`replay`): without drafts all of
-//   them.
+//   them, with drafts those that were accepted. That is how every rank learns what became of them.
 // * Output is not offered to others (reuse_output "never"); or, at its end, as it is ("always"); or it waits to be read
 //   again as a prompt ("idle"). That is done while no request is here, newest first, and stops as soon as one comes.
 // * Cancelling, or a deadline, frees slot and blocks at once. Plans run in order, so a later plan may give them to

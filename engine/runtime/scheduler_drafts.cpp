@@ -6,12 +6,11 @@
 namespace glm53 {
 namespace {
 
-constexpr int kOwnMemory = 8;        // drafts of one request that count
-constexpr uint64_t kProbe = 64;      // every so many steps a sequence without drafts tries some
-constexpr int32_t kProbeDrafts = 2;  // so many
-constexpr int32_t kSureMatch = 8;    // tokens of its text that a lookup shares to be worth a probe
-constexpr int32_t kCollapse = 400;   // drafts of the model of which fewer than one in kCollapseShare is accepted
-constexpr int32_t kCollapseShare = 50;
+constexpr int kOwnMemory = 8;           // drafts of one request that count
+constexpr uint64_t kProbe = 64;         // every so many steps a sequence without drafts tries some
+constexpr int32_t kProbeDrafts = 2;     // so many
+constexpr int32_t kCollapse = 400;      // verifications of the drafter's drafts with next to none accepted
+constexpr int32_t kCollapseShare = 50;  // of them an accepted draft makes up for
 
 }  // namespace
 

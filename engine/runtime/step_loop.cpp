@@ -27,6 +27,10 @@ Scheduler::Time wall_clock() {
   return std::chrono::duration_cast<Scheduler::Time>(std::chrono::system_clock::now().time_since_epoch());
 }
 
+double ms_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
 /// What comes out of a step in which a peer went away is garbage, and so may be the error that it ends with.
 void run_step(const LoopParts& parts, const StepPlan& plan) {
   try {
@@ -230,13 +234,26 @@ MemoryLevel StepLoop::memory() const {
 }
 
 bool StepLoop::step() {
+  const auto begun = Clock::now();
   scheduler_.hold_back(longest_prompt(memory()));
   const std::optional<StepPlan> plan = scheduler_.plan(wall_clock());
   if (!plan) return false;
-  queue_times_.planned(*plan, Clock::now());
+  const auto planned = Clock::now();
+  queue_times_.planned(*plan, planned);
   parts_.group.send(*plan);
+  const auto sent = Clock::now();
   run_step(parts_, *plan);
-  while (auto result = parts_.executor.poll()) scheduler_.complete(*result);
+  const auto ran = Clock::now();
+  StageCosts costs;
+  while (auto result = parts_.executor.poll()) {
+    costs = result->stages;
+    scheduler_.complete(*result);
+  }
+  const auto done = Clock::now();
+  costs.add(Stage::plan, ms_between(begun, planned));
+  costs.add(Stage::send, ms_between(planned, sent));
+  costs.add(Stage::complete, ms_between(ran, done));
+  times_.add(*plan, costs, ms_between(begun, done));
   return true;
 }
 
@@ -275,6 +292,7 @@ void StepLoop::report(ApiLink& api) {
     watchdog_sent_ = now;
   }
   wire::Stats stats = scheduler_.stats();
+  times_.fill(stats);
   stats.memory_level = static_cast<uint32_t>(memory());
   if (parts_.spill != nullptr) {
     const spill::StoreStats spilled = parts_.spill->store().stats();
@@ -284,9 +302,14 @@ void StepLoop::report(ApiLink& api) {
     stats.spill_dropped = spilled.dropped;
     stats.spill_disk_ok = spilled.disk_ok;
   }
+  if (stats.drafter_paused && !last_.drafter_paused)
+    log::warn(
+        "next to none of the drafter's drafts is accepted: it is asked no more. Is it a drafter of this model, of this "
+        "revision? glm53_spec_decode_num_accepted_tokens_per_pos_total shows at which position acceptance breaks off");
   parts_.controls.publish(stats);
   stats_changed_ = stats.running != last_.running || stats.waiting != last_.waiting ||
-                   stats.gate_open != last_.gate_open || stats.memory_level != last_.memory_level;
+                   stats.gate_open != last_.gate_open || stats.drafter_paused != last_.drafter_paused ||
+                   stats.memory_level != last_.memory_level;
   if (now < stats_sent_ + (stats_changed_ ? kStatsAfterChange : kStats)) return;
   stats_sent_ = now;
   stats_changed_ = false;

@@ -19,6 +19,7 @@
 #include "engine/runtime/rank_group.h"
 #include "engine/runtime/scheduler.h"
 #include "engine/runtime/spill_tier.h"
+#include "engine/runtime/step_stages.h"
 
 namespace glm53 {
 
@@ -148,6 +149,7 @@ class StepLoop {
   std::map<uint64_t, Answers> answers_;  // to restores that were ordered
   std::vector<wire::Delta> refused_;     // to be sent
   QueueTimes queue_times_;
+  StepTimes times_;
   bool drained_ = false;        // the scheduler has been told
   wire::Stats last_;            // as sent
   bool stats_changed_ = false;  // since then

@@ -175,6 +175,16 @@ Delta get_delta(ByteReader& r) {
   return m;
 }
 
+template <size_t N>
+void put_all(ByteWriter& w, const std::array<uint64_t, N>& values) {
+  for (const uint64_t v : values) w.put(v);
+}
+
+template <size_t N>
+void get_all(ByteReader& r, std::array<uint64_t, N>& values) {
+  for (uint64_t& v : values) v = r.get<uint64_t>();
+}
+
 void put(ByteWriter& w, const Stats& m) {
   w.put(m.step);
   for (const uint32_t v : {m.running, m.waiting, m.blocks_used, m.blocks_total, m.slots_used, m.slots_total}) w.put(v);
@@ -187,6 +197,10 @@ void put(ByteWriter& w, const Stats& m) {
     w.put(v);
   w.put(m.draft_accepted_at);
   w.put(static_cast<uint8_t>(m.drafter_paused));
+  put_all(w, m.stage_us);
+  put_all(w, m.stage_bytes);
+  put_all(w, m.step_us);
+  put_all(w, m.step_counts);
   w.put(m.progress_age_ms);
   w.put(m.memory_bytes);
   w.put(m.memory_available);
@@ -210,6 +224,10 @@ Stats get_stats(ByteReader& r) {
     *v = r.get<uint64_t>();
   m.draft_accepted_at = r.get_vector<uint64_t>();
   m.drafter_paused = get_bool(r);
+  get_all(r, m.stage_us);
+  get_all(r, m.stage_bytes);
+  get_all(r, m.step_us);
+  get_all(r, m.step_counts);
   m.progress_age_ms = r.get<uint32_t>();
   m.memory_bytes = r.get<uint64_t>();
   m.memory_available = r.get<uint64_t>();

@@ -3,18 +3,20 @@
 // frame is versioned by Hello, bounds-checked and fuzzed.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
 
 namespace glm53::wire {
 
-inline constexpr uint32_t kProtocol = 5;
+inline constexpr uint32_t kProtocol = 6;
 inline constexpr size_t kMaxFrame = 64u << 20;
 
 struct SamplingParams {
@@ -83,6 +85,17 @@ struct Delta {
   uint32_t retry_after_s = 0;           ///< with error_code 429 or 503: when to try again; 0 = unknown
   bool operator==(const Delta&) const = default;
 };
+/// What a step is made of, in the order of Stats::stage_us and stage_bytes: planning; sending the plan; states, blocks
+/// and records put in place; proposing drafts; the forward pass; what the drafter reads of it; sampling and
+/// verification; results to requests.
+inline constexpr std::array<std::string_view, 8> kStages = {"plan",    "send",    "move",   "draft",
+                                                            "forward", "observe", "sample", "complete"};
+/// Kinds of steps, in the order of Stats::step_us: nobody's prompt is read; both; nothing is generated.
+inline constexpr std::array<std::string_view, 3> kStepKinds = {"decode", "mixed", "prefill"};
+/// Upper bounds of the buckets of a step's time in seconds; one more has no bound.
+inline constexpr std::array<double, 14> kStepBuckets = {0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05,
+                                                        0.075, 0.1,   0.15,  0.25, 0.5,  1,    5};
+inline constexpr size_t kStepCounts = kStepKinds.size() * (kStepBuckets.size() + 1);
 /// Rank 0 -> API, about once a second and after changes: for /health, /load and /metrics.
 struct Stats {
   uint64_t step = 0;
@@ -97,17 +110,21 @@ struct Stats {
   uint64_t preemptions = 0;                               ///< requests put back to wait
   uint64_t spill_memory_bytes = 0, spill_disk_bytes = 0;  ///< of the spill tier of rank 0
   uint64_t spilled = 0, spill_dropped = 0;                ///< blocks and snapshots copied there; of these, not taken
-  uint64_t restores = 0, restores_failed = 0;     ///< prompts whose beginning came back from there; or should have
-  bool spill_disk_ok = false;                     ///< its files can be written
-  uint64_t draft_steps = 0;                       ///< steps of sequences in which drafts were verified
-  uint64_t draft_tokens = 0, draft_accepted = 0;  ///< drafts in them; of these, accepted
-  std::vector<uint64_t> draft_accepted_at;        ///< accepted by position in the step
-  bool drafter_paused = false;                    ///< its drafts were hardly ever accepted
-  uint32_t progress_age_ms = 0;                   ///< since the step loop last turned
-  uint64_t memory_bytes = 0;                      ///< resident size of rank 0
-  uint64_t memory_available = 0;                  ///< of rank 0's machine; 0 = not known yet
-  uint32_t memory_level = 0;                      ///< MemoryLevel: 0 ok ... 3 critical, the worst of all ranks
-  bool gate_open = false;                         ///< false: only requests with key "canary" are admitted
+  uint64_t restores = 0, restores_failed = 0;          ///< prompts whose beginning came back from there; or should have
+  bool spill_disk_ok = false;                          ///< its files can be written
+  uint64_t draft_steps = 0;                            ///< steps of sequences in which drafts were verified
+  uint64_t draft_tokens = 0, draft_accepted = 0;       ///< drafts in them; of these, accepted
+  std::vector<uint64_t> draft_accepted_at;             ///< accepted by position in the step
+  bool drafter_paused = false;                         ///< its drafts were hardly ever accepted
+  std::array<uint64_t, kStages.size()> stage_us{};     ///< microseconds of all steps, by stage
+  std::array<uint64_t, kStages.size()> stage_bytes{};  ///< bytes of weights that they read on rank 0
+  std::array<uint64_t, kStepKinds.size()> step_us{};   ///< microseconds of steps, by kind
+  std::array<uint64_t, kStepCounts> step_counts{};     ///< steps by kind and bucket of their time, bucket by bucket
+  uint32_t progress_age_ms = 0;                        ///< since the step loop last turned
+  uint64_t memory_bytes = 0;                           ///< resident size of rank 0
+  uint64_t memory_available = 0;                       ///< of rank 0's machine; 0 = not known yet
+  uint32_t memory_level = 0;                           ///< MemoryLevel: 0 ok ... 3 critical, the worst of all ranks
+  bool gate_open = false;                              ///< false: only requests with key "canary" are admitted
   bool peers_alive = true;
   bool operator==(const Stats&) const = default;
 };

@@ -116,7 +116,7 @@ TEST_CASE("recipe: a whole .env becomes a file for the head and one for the work
     CHECK_FALSE(noted(head, secret));
   }
   CHECK(noted(head, ".env:17: VLLM_API_KEY: write it to a file of mode 0600"));
-  CHECK(noted(head, "SPEC_METHOD: no speculation"));
+  CHECK(config.text("draft.kind") == "auto");
   CHECK(noted(head, "MY_OWN_THING: is no variable of the recipe"));
   CHECK(noted(head, "PROT: is no variable of the recipe; did you mean PORT?"));
 
