@@ -1,8 +1,12 @@
-// 10,000 connections from another process: served up to the limit, refused behind it, in order, and the server lives.
+// Many clients: 10,000 connections from another process, served up to the limit and refused behind it, in order; and
+// slow readers.
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <signal.h>
 #include <string_view>
 #include <unistd.h>
@@ -187,5 +191,54 @@ TEST_CASE("http server: of 10,000 connections those within the limit are served,
   test::RawClient late(port);
   late.send("GET /hello HTTP/1.1\r\n\r\n");
   CHECK(late.read_until("hello").starts_with("HTTP/1.1 200"));
+  server.stop(std::chrono::milliseconds(0));
+}
+
+TEST_CASE("http server: 64 clients that never read hold no more memory than their backlogs") {
+  constexpr size_t kClients = 64, kBacklog = size_t{128} << 10, kChunk = size_t{16} << 10;
+  HttpServerOptions options;
+  options.max_backlog = kBacklog;
+  HttpServer server(options);
+  std::mutex mutex;
+  std::vector<std::shared_ptr<HttpReply>> streams;  // guarded by mutex
+  server.route("GET", "/stream", [&](const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+    reply->start_stream(200, "text/plain");
+    const std::scoped_lock lock(mutex);
+    streams.push_back(reply);
+  });
+  server.route("GET", "/hello", [](const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+    reply->send({200, "hello", "text/plain", {}});
+  });
+  const uint16_t port = server.listen_tcp("127.0.0.1", 0);
+  server.start();
+  std::vector<test::RawClient> clients;
+  for (size_t i = 0; i < kClients; ++i) {
+    clients.emplace_back(port);
+    clients.back().send("GET /stream HTTP/1.1\r\n\r\n");
+  }
+  const auto end = test::soon();
+  const auto all_there = [&] {
+    const std::scoped_lock lock(mutex);
+    return streams.size() == kClients;
+  };
+  while (!all_there() && std::chrono::steady_clock::now() < end) ::usleep(1000);
+  REQUIRE(all_there());
+
+  const uint64_t before = resident_bytes(::getpid());
+  size_t most = 0, cut = 0;
+  // As much to each as it takes; without a limit that would be 4 GiB.
+  for (size_t round = 0; round < 4096 && cut < kClients; ++round) {
+    for (auto& stream : streams) {
+      if (!stream || stream->write(std::string(kChunk, 'x'))) continue;
+      stream.reset();
+      ++cut;
+    }
+    most = std::max<size_t>(most, resident_bytes(::getpid()));
+  }
+  CHECK(cut == kClients);
+  CHECK(most - std::min<size_t>(most, before) < 2 * kClients * (kBacklog + kChunk));
+  test::RawClient other(port);
+  other.send("GET /hello HTTP/1.1\r\n\r\n");
+  CHECK(other.read_until("hello").starts_with("HTTP/1.1 200"));
   server.stop(std::chrono::milliseconds(0));
 }
