@@ -1,4 +1,6 @@
 // Mistakes of people: clear words, the documented exit code, nothing broken.
+#include <filesystem>
+
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 
@@ -129,4 +131,21 @@ TEST_CASE("glm53ctl: usage errors are 2, a missing agent is 1, errors are JSON w
   const auto checked = run({"config", "check", dir.path() + "/example.toml"});
   CAPTURE(checked.output);
   CHECK(checked.code == 0);
+}
+
+TEST_CASE("a state database that is damaged is moved aside and said; the agent goes on with a new one") {
+  LocalCluster cluster;
+  const std::string state = cluster.dir() + "/head/state";
+  cluster.stop_agent("head");
+  write_file(state + "/state.db", std::string(20'000, 'x'));
+  cluster.start_agent("head");
+  const auto status = cluster.ctl({"status"});
+  CAPTURE(status.output);
+  CHECK(status.code == 0);
+  CHECK(contains(status.output, "the state database was damaged and is now at " + state + "/state.db.corrupt-"));
+  int aside = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(state))
+    aside += entry.path().filename().string().starts_with("state.db.corrupt-") ? 1 : 0;
+  CHECK(aside >= 1);
+  CHECK(cluster.state() == "down");
 }

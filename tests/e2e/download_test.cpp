@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
+#include <sys/mount.h>
 
 #include "common/error.h"
 #include "common/file.h"
@@ -177,4 +178,31 @@ TEST_CASE("glm53ctl download: the token is in no argv, no output, no file") {
   for (const auto& entry : fs::recursive_directory_iterator(s.dir.path())) {
     if (entry.is_regular_file()) CHECK_FALSE(has(read_file(entry.path().string()), "averysecret"));
   }
+}
+
+TEST_CASE("glm53ctl download: a read-only cache is named in one line, and stays as it was") {
+  Setup s;
+  REQUIRE(s.run({"org/model"}).code == 0);
+  const std::string other = s.dir / "read-only";
+  make_dirs(other);
+  if (::mount(s.cache().c_str(), other.c_str(), nullptr, MS_BIND, nullptr) != 0 ||
+      ::mount(nullptr, other.c_str(), nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY, nullptr) != 0) {
+    ::umount2(other.c_str(), MNT_DETACH);
+    MESSAGE("left out: read-only folders cannot be mounted here");
+    return;
+  }
+  s.hub.add("org/new", "config.json", "{}", false);
+  s.hub.add("org/new", "model.safetensors", Setup::safetensors(1000), true);
+  const Ended refused = s.run({"org/new", "--cache", other});
+  CAPTURE(refused.output);
+  CHECK(refused.code == 1);
+  CHECK(has(refused.output, "error: "));
+  CHECK(has(refused.output, other));
+  CHECK(has(refused.output, "Read-only file system"));
+  CHECK_FALSE(fs::exists(other + "/models--org--new"));
+  // What it has is enough without writing.
+  const Ended there = s.run({"org/model@" + FakeHub::commit(), "--cache", other, "--offline"});
+  CAPTURE(there.output);
+  CHECK(there.code == 0);
+  CHECK(::umount2(other.c_str(), MNT_DETACH) == 0);
 }
