@@ -225,6 +225,8 @@ constexpr std::array kKeys{
               "Name under which the model is served; empty: the name of its folder."},
     ConfigKey{"api.aliases", list, kCluster, "", "", "Further names of the model."},
     ConfigKey{"api.metrics_open", boolean, kCluster, "false", "", "Whether /metrics answers without a key."},
+    ConfigKey{"api.page", boolean, kCluster, "true", "",
+              "Whether / answers with the built-in chat page. The page itself needs no key; what it asks does."},
     ConfigKey{"api.cors_origins", list, kCluster, "", "",
               "Origins that browsers may call from. This version sends no CORS headers: only empty is accepted."},
     ConfigKey{"api.max_body", bytes, kCluster, "64MiB", "bytes", "Largest request body.", 1024, 1024 * kMiB},

@@ -69,6 +69,16 @@ run_tier() {
   done
 }
 
+# The logic of the chat page, under Node.js.
+page_tests() {
+  local start=$SECONDS log=$scratch/out good bad
+  timeout -k 20 120 node --test --test-reporter=tap tests/page/*.test.mjs >"$log" 2>&1 </dev/null || true
+  good=$(sed -nE 's/^# pass ([0-9]+)$/\1/p' "$log") bad=$(sed -nE 's/^# (fail|cancelled) ([0-9]+)$/\2/p' "$log" | awk '{n += $1} END {print n}')
+  [ "${good:-0}" -gt 0 ] || bad=$((${bad:-0} + 1))
+  count page "${good:-0}" "${bad:-0}" $((SECONDS - start))
+  [ "${bad:-0}" = 0 ] || tail -n 120 "$log" | sed 's/^/      | /'
+}
+
 # The quick start as a user runs it: up, up again, down.
 quick_start() {
   local start=$SECONDS good=0 bad=0 step
@@ -118,6 +128,7 @@ else
   fi
   say "unit"
   run_tier build/release unit 600
+  [[ -n $only && page != *"$only"* ]] || page_tests
   say "golden"
   run_tier build/release golden 900
   say "e2e"
@@ -153,10 +164,10 @@ else
 
     if command -v chromium >/dev/null 2>&1; then
       say "browser"
-      build_tree build/release browser_page
-      run_tier build/release browser 300
+      build_tree build/release "browser_page browser_chat"
+      run_tier build/release browser 900
     else
-      note "left out: the status page in a browser (chromium is not installed)"
+      note "left out: the status page and the chat page in a browser (chromium is not installed)"
     fi
 
     say "bundle"

@@ -8,6 +8,7 @@
 #include "engine/api/engine_link.h"
 #include "engine/api/errors.h"
 #include "engine/api/metrics.h"
+#include "engine/api/page.h"
 #include "engine/api/service.h"
 #include "engine/text/self_check.h"
 #include "engine/text/tokenizer.h"
@@ -50,8 +51,11 @@ struct ApiServer::Impl {
         service(settings, tokenizer, link, metrics),
         server(server_options(settings, metrics)) {
     for (std::string& secret : settings.keys.secrets()) log::add_secret(std::move(secret));
-    server.before([this](const HttpRequest& request) { service.authenticate(request); });
+    server.before([this](const HttpRequest& request) {
+      if (!settings.page || !is_page(request)) service.authenticate(request);
+    });
     service.install(server);
+    if (settings.page) install_page(server);
     try {
       port = server.listen_tcp(config.bind, config.port);
     } catch (const Error& e) {

@@ -95,6 +95,7 @@ Settings load_settings(const ApiConfig& process) {
   if (!config.text("api.key_file").empty()) s.keys = KeyRing(read_secret(config.path("api.key_file")));
   s.log_requests = config.boolean("log.requests");
   s.metrics_open = config.boolean("api.metrics_open");
+  s.page = config.boolean("api.page");
   s.always_think = config.boolean("api.always_think");
   s.escape_control_tokens = config.boolean("api.escape_control_tokens");
   s.max_queue = static_cast<size_t>(config.integer("sched.max_queue"));

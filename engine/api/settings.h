@@ -22,7 +22,7 @@ struct Settings {
   std::string model_dir;
   std::vector<std::string> model_names;  ///< the served name first, then aliases
   KeyRing keys;
-  bool metrics_open = false, log_requests = false, always_think = false, escape_control_tokens = false;
+  bool metrics_open = false, log_requests = false, always_think = false, escape_control_tokens = false, page = true;
   size_t max_queue = 1024;
   int64_t max_queue_tokens = 4'000'000;
   size_t max_body = 64u << 20, max_connections = 20000;
