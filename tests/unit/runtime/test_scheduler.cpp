@@ -214,7 +214,8 @@ TEST_CASE("a token of nothing allowed ends the request as an error") {
   REQUIRE(plan.has_value());
   scheduler.complete({.step = plan->step,
                       .seqs = {{.request = 1, .tokens = {{.token = -1, .logprob = 0, .top = {}}}, .accepted = 0}},
-                      .device_ms = 0});
+                      .device_ms = 0,
+                      .stages = {}});
   const auto deltas = scheduler.take_deltas();
   REQUIRE(deltas.size() == 1);
   CHECK(deltas[0].error_code == 400);

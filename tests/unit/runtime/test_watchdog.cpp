@@ -18,7 +18,7 @@ class Scripted final : public Executor {
  public:
   explicit Scripted(std::function<void(const StepPlan&)> body) : body_(std::move(body)) {}
   void submit(const StepPlan& plan) override { body_(plan); }
-  std::optional<StepResult> poll() override { return StepResult{.step = 5, .seqs = {}, .device_ms = 1}; }
+  std::optional<StepResult> poll() override { return StepResult{.step = 5, .seqs = {}, .device_ms = 1, .stages = {}}; }
 
  private:
   std::function<void(const StepPlan&)> body_;
