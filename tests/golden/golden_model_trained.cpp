@@ -4,10 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
 #include "common/strings.h"
 #include "tests/golden/model_harness.h"
@@ -37,22 +35,6 @@ TEST_CASE("glm53-tiny: logits with EXL3 experts") {
     for (const char* name : {"story", "count", "tool", "long"})
       check_logits(run, golden, sequence++, name, "fp32.logits");
   });
-}
-
-struct Sample {
-  std::string name;
-  std::vector<int32_t> prompt, output;
-  double smallest_margin = 0;
-};
-
-std::vector<Sample> samples() {
-  std::ifstream in(source_path("tests/golden/data/glm53-tiny/samples.json"));
-  const nlohmann::json json = nlohmann::json::parse(in);
-  std::vector<Sample> out;
-  for (const auto& s : json)
-    out.push_back({s.at("name").get<std::string>(), s.at("prompt_ids").get<std::vector<int32_t>>(),
-                   s.at("output_ids").get<std::vector<int32_t>>(), s.at("smallest_margin").get<double>()});
-  return out;
 }
 
 // The rule. The samples come from the unquantised experts, so our logits differ by the quantisation (mean KLD 1.4e-5, a

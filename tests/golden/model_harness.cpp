@@ -5,7 +5,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <utility>
+
+#include <nlohmann/json.hpp>
 
 #include "common/error.h"
 #include "common/strings.h"
@@ -136,6 +139,16 @@ bool same_bits(const Values& a, const Values& b) {
          std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(float)) == 0;
 }
 
+std::vector<Sample> samples() {
+  std::ifstream in(source_path("tests/golden/data/glm53-tiny/samples.json"));
+  const nlohmann::json json = nlohmann::json::parse(in);
+  std::vector<Sample> out;
+  for (const auto& s : json)
+    out.push_back({s.at("name").get<std::string>(), s.at("prompt_ids").get<std::vector<int32_t>>(),
+                   s.at("output_ids").get<std::vector<int32_t>>(), s.at("smallest_margin").get<double>()});
+  return out;
+}
+
 Runner::Runner(const std::string& dir, const ModelLimits& limits, int sequences, Ops& ops, Communicator& comm,
                const FormatPolicy& policy)
     : Runner(load_model(dir, policy, limits, ops, comm), sequences, ops) {}
@@ -236,6 +249,12 @@ std::vector<int32_t> Runner::greedy(int sequence, const Values& last, int count,
     rows->shape = {i + 1, static_cast<int64_t>(row.size())};
   }
   return out;
+}
+
+void Runner::take_back(int sequence, int rows) {
+  Sequence& s = sequences_.at(static_cast<size_t>(sequence));
+  s.position -= rows;
+  s.pending -= rows;
 }
 
 void Runner::flush(int sequence) {

@@ -62,6 +62,14 @@ int64_t argmax(std::span<const float> row);
 /// True when all values have the same bits.
 bool same_bits(const Values& a, const Values& b);
 
+/// A recorded greedy continuation of the trained model before its experts were quantised.
+struct Sample {
+  std::string name;
+  std::vector<int32_t> prompt, output;
+  double smallest_margin = 0;  ///< least distance of the two best logits along the way
+};
+std::vector<Sample> samples();
+
 /// One sequence's rows of a step.
 struct Piece {
   int sequence = 0;
@@ -85,6 +93,8 @@ class Runner {
   /// Greedy continuation in the window regime from the logits of the last row. Returns tokens, and in `rows` the logits
   /// that chose them.
   std::vector<int32_t> greedy(int sequence, const Values& last, int count, Values* rows = nullptr);
+  /// The last rows of a sequence's last window were not accepted after all.
+  void take_back(int sequence, int rows);
   /// Commits what is pending in a sequence's slot.
   void flush(int sequence);
 

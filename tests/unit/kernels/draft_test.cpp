@@ -294,6 +294,25 @@ TEST_CASE("draft_attention: a block among others has the same bits as alone; bad
   }
 }
 
+TEST_CASE("draft_attention: the last row of a block changes the first, and no other block") {
+  Random random(20);
+  Context context(32, 4);
+  Blocks b{.block = 8, .heads = 2, .kv = 1, .dim = 4, .window = 16, .slot = {0, 1}};
+  b.position = b.begin = b.end = {3, 5};
+  b.q = random.normals(b.rows() * 8);
+  b.k = random.normals(b.rows() * 4);
+  b.v = random.normals(b.rows() * 4);
+  Floats before(at(b.rows() * 8), NAN), after(before);
+  make_cpu_ops(1)->draft_attention(b.args(context, before));
+  for (Floats* changed : {&b.k, &b.v}) {
+    const float kept = std::exchange((*changed)[7 * 4], 3.0F);
+    make_cpu_ops(1)->draft_attention(b.args(context, after));
+    (*changed)[7 * 4] = kept;
+    for (int64_t r = 0; r < b.rows(); ++r)
+      CHECK(same_bits(std::span(before).subspan(at(r * 8), 8), std::span(after).subspan(at(r * 8), 8)) == (r >= 8));
+  }
+}
+
 TEST_CASE("top_logits: order, ties, ids, too few, NaN") {
   Random random(17);
   const auto ops = make_cpu_ops(2);
