@@ -3,7 +3,8 @@
 #   bench/device.sh STAGE BUNDLE [LOG_FOLDER]
 # STAGE golden: the vectors of the EXL3 format and of the whole model through every backend;
 #       kernels: operators on the GPU against f64;  memcheck, initcheck, racecheck: these under compute-sanitizer;
-#       ops: bench_ops, time of single operators.
+#       ops: bench_ops, time of single operators;
+#       step: bench_step and bench_layer, a rank of the release's configuration with generated weights, three dense formats.
 # BUNDLE holds bin/PROGRAM and lib/ (scripts/bundle.sh --tests). The programs' own text goes to LOG_FOLDER.
 set -uo pipefail
 stage=${1:-} bundle=${2:-} logs=${3:-.}
@@ -14,8 +15,8 @@ case $stage in
   kernels) programs=(device_kernels) checker=() ;;
   memcheck | initcheck | racecheck)
     programs=(golden_exl3 device_kernels) checker=(compute-sanitizer --tool "$stage" --error-exitcode 9) ;;
-  ops) programs=() checker=() ;;
-  *) echo "device.sh: unknown stage '$stage': golden, kernels, memcheck, initcheck, racecheck or ops" >&2; exit 2 ;;
+  ops | step) programs=() checker=() ;;
+  *) echo "device.sh: unknown stage '$stage': golden, kernels, memcheck, initcheck, racecheck, ops or step" >&2; exit 2 ;;
 esac
 mkdir -p "$logs"
 [ -d "$bundle/root" ] && export GLM53_TEST_ROOT=$bundle/root
@@ -33,6 +34,28 @@ run() { env LD_LIBRARY_PATH="$bundle/lib:$libraries" "${checker[@]}" "${loader[@
 if [ "$stage" = ops ]; then
   run "$bundle/bin/bench_ops" --json "$logs/bench_ops.json" >"$logs/bench_ops.log" 2>&1 || { tail -n 5 "$logs/bench_ops.log" >&2; exit 1; }
   exec cat "$logs/bench_ops.json"
+fi
+
+if [ "$stage" = step ]; then
+  # A list of what each run wrote; one that fails is left out, and the exit status tells.
+  failed=0 separator=''
+  printf '['
+  for call in "step --dense bf16" "step --dense fp8" "step --dense int4" "step --dense int4 --context 131072 --rows 1,8" \
+    "layer --dense bf16 --rows 1,8" "layer --dense int4 --rows 1,8"; do
+    read -r kind arguments <<<"$call"
+    out="$logs/bench_${call//[^a-z0-9]/_}"
+    # shellcheck disable=SC2086
+    if run "$bundle/bin/bench_$kind" --model "$bundle/root/config" --tp 2 $arguments --json "$out.json" >"$out.log" 2>&1; then
+      printf '%s' "$separator"
+      cat "$out.json"
+      separator=,
+    else
+      tail -n 5 "$out.log" >&2
+      failed=1
+    fi
+  done
+  printf ']\n'
+  exit $failed
 fi
 
 card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)

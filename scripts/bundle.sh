@@ -36,7 +36,7 @@ take_library() {
 
 if [ "$tests" = 1 ]; then
   say "build"
-  programs=(tests/golden_exl3 tests/golden_model tests/unit_kernels tests/device_kernels bench/bench_ops)
+  programs=(tests/golden_exl3 tests/golden_model tests/unit_kernels tests/device_kernels bench/bench_ops bench/bench_step bench/bench_layer)
   build_tree "$build" "${programs[*]}" -DCMAKE_BUILD_TYPE=Release -DGLM53_CUDA=ON
   say "tests in $dir"
   mkdir -p "$dir/bin" "$dir/lib" "$dir/system" "$dir/root/tests/golden" "$dir/root/models"
@@ -49,6 +49,8 @@ if [ "$tests" = 1 ]; then
   cp -r tests/golden/data "$dir/root/tests/golden/"
   cp -r models/glm53-tiny "$dir/root/models/"
   cp -r "$build/golden" "$dir/root/"
+  mkdir -p "$dir/root/config"
+  cp tests/unit/loader/real_config.json "$dir/root/config/config.json"  # bench_step makes its weights
   note "$(du -sh "$dir" | cut -f1) in $dir; there: bench/device.sh golden DIR"
   exit 0
 fi

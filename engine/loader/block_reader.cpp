@@ -29,15 +29,17 @@ uint64_t up(uint64_t v) {
 /// Memory that O_DIRECT can read into.
 class AlignedBytes {
  public:
-  explicit AlignedBytes(size_t bytes) : memory_(bytes + kAlign) {}
+  explicit AlignedBytes(size_t bytes)
+      : memory_(std::make_unique_for_overwrite<std::byte[]>(bytes + kAlign)), bytes_(bytes + kAlign) {}
   std::byte* data() {
-    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-    return memory_.data() + (up(address) - address);
+    const auto address = reinterpret_cast<uintptr_t>(memory_.get());
+    return memory_.get() + (up(address) - address);
   }
-  size_t bytes() const { return memory_.size(); }
+  size_t bytes() const { return bytes_; }
 
  private:
-  std::vector<std::byte> memory_;
+  std::unique_ptr<std::byte[]> memory_;
+  size_t bytes_;
 };
 
 struct File {

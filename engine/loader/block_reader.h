@@ -14,10 +14,10 @@
 namespace glm53 {
 
 struct ReadOptions {
-  int threads = 8;                    ///< reads in flight
-  size_t block = size_t{4} << 20;     ///< bytes of one read at most
-  size_t memory = size_t{128} << 20;  ///< of all buffers together; at least one block is held
-  bool direct = true;                 ///< O_DIRECT; a file whose file system refuses it is read plainly
+  int threads = 8;                   ///< reads in flight
+  size_t block = size_t{4} << 20;    ///< bytes of one read at most
+  size_t memory = size_t{64} << 20;  ///< of all buffers together; at least one block is held
+  bool direct = true;                ///< O_DIRECT; a file whose file system refuses it is read plainly
 };
 
 /// Bytes [begin, end) of a file, by its place in the list of files.

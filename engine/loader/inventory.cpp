@@ -19,40 +19,29 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return out + "]";
 }
 
-/// Walks the tensors that a config implies and compares each with the checkpoint.
-class Inventory {
+/// Walks the tensors that a config implies; what is done with each is the business of those who derive from it.
+class ImpliedTensors {
  public:
-  Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : checkpoint_(checkpoint), c_(config) {}
+  explicit ImpliedTensors(const ModelConfig& config) : c_(config) {}
+  virtual ~ImpliedTensors() = default;
+  ImpliedTensors(const ImpliedTensors&) = delete;
+  ImpliedTensors& operator=(const ImpliedTensors&) = delete;
 
-  void check() {
+ protected:
+  virtual void expect(const std::string& tensor, Dtype dtype, const std::vector<int64_t>& shape) = 0;
+  /// A routed expert's projection, whose tensors depend on its format.
+  virtual void projection(const std::string& p, int64_t out, int64_t in) = 0;
+
+  void walk() {
     expect("lm_head.weight", Dtype::bf16, {c_.vocab, c_.hidden});
     expect(text("embed_tokens.weight"), Dtype::bf16, {c_.vocab, c_.hidden});
     expect(text("norm.weight"), Dtype::bf16, {c_.hidden});
     for (int i = 0; i < c_.layers; ++i) backbone_layer(i);
     for (int i = 0; i < c_.mtp_layers; ++i) mtp_layer(c_.layers + i);
-    surplus();
-    report();
   }
 
  private:
   static std::string text(std::string_view name) { return cat("model.language_model.", name); }
-
-  void find(const std::string& tensor, std::string_view file, std::string_view found, std::string_view expected) {
-    ++count_;
-    if (findings_.size() < kMaxFindings)
-      findings_.push_back(
-          cat(tensor, file.empty() ? "" : cat(" (", file, ")"), ": found ", found, ", expected ", expected));
-  }
-
-  void expect(const std::string& tensor, Dtype dtype, const std::vector<int64_t>& shape) {
-    seen_.insert(tensor);
-    const std::string wanted = cat(name(dtype), " ", shape_text(shape));
-    const auto at = checkpoint_.tensors().find(tensor);
-    if (at == checkpoint_.tensors().end()) return find(tensor, "", "nothing", wanted);
-    const TensorInfo& info = at->second;
-    if (info.dtype != dtype || info.shape != shape)
-      find(tensor, info.file, cat(name(info.dtype), " ", shape_text(info.shape)), wanted);
-  }
 
   void backbone_layer(int i) {
     const std::string layer = text(cat("layers.", i, "."));
@@ -149,8 +138,42 @@ class Inventory {
     }
   }
 
+ protected:
+  const ModelConfig& c_;
+};
+
+/// Compares each with the checkpoint.
+class Inventory final : public ImpliedTensors {
+ public:
+  Inventory(const Checkpoint& checkpoint, const ModelConfig& config)
+      : ImpliedTensors(config), checkpoint_(checkpoint) {}
+
+  void check() {
+    walk();
+    surplus();
+    report();
+  }
+
+ private:
+  void find(const std::string& tensor, std::string_view file, std::string_view found, std::string_view expected) {
+    ++count_;
+    if (findings_.size() < kMaxFindings)
+      findings_.push_back(
+          cat(tensor, file.empty() ? "" : cat(" (", file, ")"), ": found ", found, ", expected ", expected));
+  }
+
+  void expect(const std::string& tensor, Dtype dtype, const std::vector<int64_t>& shape) override {
+    seen_.insert(tensor);
+    const std::string wanted = cat(name(dtype), " ", shape_text(shape));
+    const auto at = checkpoint_.tensors().find(tensor);
+    if (at == checkpoint_.tensors().end()) return find(tensor, "", "nothing", wanted);
+    const TensorInfo& info = at->second;
+    if (info.dtype != dtype || info.shape != shape)
+      find(tensor, info.file, cat(name(info.dtype), " ", shape_text(info.shape)), wanted);
+  }
+
   /// A routed expert's projection: BF16 `.weight`, or EXL3 when `.trellis` is there (spec exl3 §1.1).
-  void projection(const std::string& p, int64_t out, int64_t in) {
+  void projection(const std::string& p, int64_t out, int64_t in) override {
     if (!checkpoint_.has(p + ".trellis")) return expect(p + ".weight", Dtype::bf16, {out, in});
     if (out % kHadamard != 0 || in % kHadamard != 0)
       find(p, "", cat("an EXL3 projection of ", out, " × ", in), "multiples of 128");
@@ -213,10 +236,38 @@ class Inventory {
   }
 
   const Checkpoint& checkpoint_;
-  const ModelConfig& c_;
   std::set<std::string, std::less<>> seen_;
   std::vector<std::string> findings_;
   size_t count_ = 0;
+};
+
+/// Lists them as if they lay in one file, one behind the other.
+class TensorList final : public ImpliedTensors {
+ public:
+  TensorList(const ModelConfig& config, int bits) : ImpliedTensors(config), bits_(bits) {}
+  TensorTable list() {
+    walk();
+    return std::move(table_);
+  }
+
+ private:
+  void expect(const std::string& tensor, Dtype dtype, const std::vector<int64_t>& shape) override {
+    TensorInfo info{"", dtype, shape, at_, at_ + size_of(dtype)};
+    for (const int64_t d : shape) info.end = info.begin + (info.end - info.begin) * static_cast<uint64_t>(d);
+    at_ = info.end;
+    table_.emplace(tensor, std::move(info));
+  }
+  void projection(const std::string& p, int64_t out, int64_t in) override {
+    if (bits_ == 0) return expect(p + ".weight", Dtype::bf16, {out, in});
+    expect(p + ".trellis", Dtype::i16, {in / kTile, out / kTile, kTile * bits_});
+    expect(p + ".suh", Dtype::f16, {in});
+    expect(p + ".svh", Dtype::f16, {out});
+    expect(p + ".mcg", Dtype::i32, {1});
+  }
+
+  int bits_;
+  uint64_t at_ = 0;
+  TensorTable table_;
 };
 
 }  // namespace
@@ -229,6 +280,11 @@ bool has_exl3_experts(const Checkpoint& checkpoint) {
   for (const auto& [tensor, info] : checkpoint.tensors())
     if (tensor.ends_with(".trellis") && tensor.find(".mlp.experts.") != std::string::npos) return true;
   return false;
+}
+
+TensorTable implied_tensors(const ModelConfig& config, int bits) {
+  if (bits < 0 || bits > 8) throw Error(Code::usage, cat("experts of ", bits, " bits"), "0 for bf16, or 1 to 8");
+  return TensorList(config, bits).list();
 }
 
 }  // namespace glm53

@@ -19,6 +19,9 @@ struct TensorInfo {
   uint64_t begin = 0, end = 0;  ///< byte range inside the file
 };
 
+/// Tensors by name.
+using TensorTable = std::map<std::string, TensorInfo, std::less<>>;
+
 /// One file. Throws Error(weights) naming file, field and what would be right: truncated, header too long, invalid
 /// JSON, unknown dtype, negative or overflowing shape, range outside the file, overlap, gap, size that contradicts the
 /// shape.
@@ -69,6 +72,9 @@ struct ModelConfig;
 /// dtype, none surplus (vision tensors are allowed and not needed). Collects all findings into one Error(weights), a
 /// line each: tensor, file, found, expected.
 void check_inventory(const Checkpoint& checkpoint, const ModelConfig& config);
+/// The tensors that check_inventory expects, as if they lay in one file without a header; routed experts in EXL3 (MCG)
+/// of that many bits, 0: plain.
+TensorTable implied_tensors(const ModelConfig& config, int bits);
 /// True when the routed experts of the checkpoint are EXL3-packed.
 bool has_exl3_experts(const Checkpoint& checkpoint);
 

@@ -60,8 +60,8 @@ void emit(const Cut& cut, uint64_t at, std::span<const std::byte> bytes, const S
 /// Bytes of cuts in the order in which they will be asked for, read ahead.
 class CutStream {
  public:
-  CutStream(const TakePlanner& planner, const std::vector<Take>& takes, const ReadOptions& options) {
-    const Checkpoint& checkpoint = planner.checkpoint();
+  CutStream(const Checkpoint& checkpoint, const TakePlanner& planner, const std::vector<Take>& takes,
+            const ReadOptions& options) {
     std::map<std::string, size_t> places;
     std::vector<std::string> files;
     std::vector<FileBlock> blocks;
@@ -99,8 +99,12 @@ class CheckpointSource final : public WeightSource {
  public:
   CheckpointSource(std::shared_ptr<const Checkpoint> checkpoint, const FormatPolicy& policy, Shard shard, Ops& ops,
                    SourceOptions options)
-      : planner_(std::move(checkpoint), policy, shard), options_(std::move(options)), memory_(ops) {
-    if (!options_.takes.empty()) stream_ = std::make_unique<CutStream>(planner_, options_.takes, options_.read);
+      : checkpoint_(std::move(checkpoint)),
+        planner_(checkpoint_->tensors(), policy, shard),
+        options_(std::move(options)),
+        memory_(ops) {
+    if (!options_.takes.empty())
+      stream_ = std::make_unique<CutStream>(*checkpoint_, planner_, options_.takes, options_.read);
   }
 
   Weight take(std::string_view tensor, WeightGroup group, Split split) override {
@@ -113,7 +117,7 @@ class CheckpointSource final : public WeightSource {
 
   std::string digest() const override {
     const Shard shard = planner_.shard();
-    std::string key = cat(kLayoutVersion, " ", planner_.checkpoint().digest(), " ", shard.rank, "/", shard.size);
+    std::string key = cat(kLayoutVersion, " ", checkpoint_->digest(), " ", shard.rank, "/", shard.size);
     for (const WeightFormat format : planner_.policy().of_group) key += cat(" ", static_cast<int>(format));
     return sha256_hex(key);
   }
@@ -161,8 +165,7 @@ class CheckpointSource final : public WeightSource {
   void read(const Cut& cut, const Sink& sink) {
     if (stream_) return stream_->read(cut, sink);
     if (cut.total() == 0) return;
-    const Checkpoint& checkpoint = planner_.checkpoint();
-    const std::byte* data = checkpoint.bytes(cut.tensor).data() + (cut.begin - checkpoint.info(cut.tensor).begin);
+    const std::byte* data = checkpoint_->bytes(cut.tensor).data() + (cut.begin - checkpoint_->info(cut.tensor).begin);
     for (uint64_t r = 0; r < cut.rows; ++r) sink({data + r * cut.pitch, cut.bytes});
     drop_pages(data, cut.span());
   }
@@ -247,6 +250,7 @@ class CheckpointSource final : public WeightSource {
                   cat("the marker of this codebook is ", marker.expected));
   }
 
+  std::shared_ptr<const Checkpoint> checkpoint_;
   TakePlanner planner_;
   SourceOptions options_;
   WeightMemory memory_;

@@ -63,8 +63,8 @@ void check_format(WeightGroup group, WeightFormat format) {
                 "keep it as stored");
 }
 
-TakePlanner::TakePlanner(std::shared_ptr<const Checkpoint> checkpoint, const FormatPolicy& policy, Shard shard)
-    : checkpoint_(std::move(checkpoint)), policy_(policy), shard_(shard) {
+TakePlanner::TakePlanner(const TensorTable& tensors, const FormatPolicy& policy, Shard shard)
+    : tensors_(tensors), policy_(policy), shard_(shard) {
   if (shard.size < 1 || shard.rank < 0 || shard.rank >= shard.size)
     throw Error(Code::internal, cat("weight source of rank ", shard.rank, " of ", shard.size));
   for (int g = 0; g < kWeightGroups; ++g) {
@@ -83,13 +83,20 @@ TakePlan TakePlanner::plan(const Take& take) const {
   }
   const auto& [tensor, split] = take.parts.at(0);
   const std::string_view stem = stem_of(tensor);
-  if (checkpoint_->has(cat(stem, ".trellis"))) return packed(stem, split);
-  return plain({{checkpoint_->has(tensor) ? tensor : cat(stem, ".weight"), split}}, take.group);
+  if (tensors_.contains(cat(stem, ".trellis"))) return packed(stem, split);
+  return plain({{tensors_.contains(tensor) ? tensor : cat(stem, ".weight"), split}}, take.group);
+}
+
+const TensorInfo& TakePlanner::info(std::string_view tensor) const {
+  const auto at = tensors_.find(tensor);
+  if (at == tensors_.end()) throw Error(Code::weights, cat("no tensor ", tensor));
+  return at->second;
 }
 
 bool TakePlanner::has(std::string_view tensor) const {
   const std::string_view stem = stem_of(tensor);
-  return checkpoint_->has(tensor) || checkpoint_->has(cat(stem, ".trellis")) || checkpoint_->has(cat(stem, ".weight"));
+  return tensors_.contains(tensor) || tensors_.contains(cat(stem, ".trellis")) ||
+         tensors_.contains(cat(stem, ".weight"));
 }
 
 TakePlanner::Range TakePlanner::range_of(int64_t whole, Split split, Split along, int64_t multiple,
@@ -107,8 +114,8 @@ TakePlanner::Range TakePlanner::range_of(int64_t whole, Split split, Split along
 /// Rows and columns of a [·, width] matrix.
 Cut TakePlanner::cut(const std::string& tensor, uint64_t width, Range rows, Range columns, size_t element) const {
   const uint64_t pitch = width * element, bytes = static_cast<uint64_t>(columns.size()) * element;
-  const uint64_t begin = checkpoint_->info(tensor).begin + static_cast<uint64_t>(rows.begin) * pitch +
-                         static_cast<uint64_t>(columns.begin) * element;
+  const uint64_t begin =
+      info(tensor).begin + static_cast<uint64_t>(rows.begin) * pitch + static_cast<uint64_t>(columns.begin) * element;
   if (bytes == pitch) return {tensor, begin, 1, static_cast<uint64_t>(rows.size()) * pitch, 0};
   return {tensor, begin, static_cast<uint64_t>(rows.size()), bytes, pitch};
 }
@@ -119,19 +126,19 @@ TakePlan TakePlanner::plain(const std::vector<StackPart>& parts, WeightGroup gro
   Weight& w = plan.weight;
   PlannedTensor codes;
   for (const StackPart& part : parts) {
-    const TensorInfo& info = checkpoint_->info(part.name);
-    if (info.dtype != Dtype::f32 && info.dtype != Dtype::bf16)
-      throw Error(Code::weights, cat(part.name, ": stored as ", glm53::name(info.dtype)), "expected f32 or bf16");
-    const auto [out, in] = plain_shape(info);
+    const TensorInfo& found = info(part.name);
+    if (found.dtype != Dtype::f32 && found.dtype != Dtype::bf16)
+      throw Error(Code::weights, cat(part.name, ": stored as ", glm53::name(found.dtype)), "expected f32 or bf16");
+    const auto [out, in] = plain_shape(found);
     const Range rows = range_of(out, part.split, Split::rows, 1, part.name);
     const Range columns = range_of(in, part.split, Split::columns, 1, part.name);
-    if (!codes.cuts.empty() && (w.in != columns.size() || info.dtype != codes.dtype))
-      throw Error(Code::weights, cat(part.name, ": ", glm53::name(info.dtype), " of width ", in,
+    if (!codes.cuts.empty() && (w.in != columns.size() || found.dtype != codes.dtype))
+      throw Error(Code::weights, cat(part.name, ": ", glm53::name(found.dtype), " of width ", in,
                                      " cannot be stacked with ", plan.name));
-    codes.dtype = info.dtype;
+    codes.dtype = found.dtype;
     w.in = columns.size();
     w.out += rows.size();
-    codes.cuts.push_back(cut(part.name, static_cast<uint64_t>(in), rows, columns, size_of(info.dtype)));
+    codes.cuts.push_back(cut(part.name, static_cast<uint64_t>(in), rows, columns, size_of(found.dtype)));
   }
   w.format = codes.dtype == Dtype::f32 ? WeightFormat::f32 : WeightFormat::bf16;
   plan.to = is_quantised(policy_.of(group)) ? policy_.of(group) : w.format;
@@ -147,15 +154,15 @@ TakePlan TakePlanner::plain(const std::vector<StackPart>& parts, WeightGroup gro
 /// EXL3 (spec exl3 §3): outputs are tile columns and svh, inputs are tile rows and suh.
 TakePlan TakePlanner::packed(std::string_view stem, Split split) const {
   for (const char* legacy : {".su", ".sv", ".bias", ".scale"})
-    if (checkpoint_->has(cat(stem, legacy)))
+    if (tensors_.contains(cat(stem, legacy)))
       throw Error(Code::weights, cat(stem, legacy, ": this form of EXL3 is not supported"),
                   "quantise again with a current exllamav3");
   const std::string trellis = cat(stem, ".trellis"), suh = cat(stem, ".suh"), svh = cat(stem, ".svh");
-  const TensorInfo& info = checkpoint_->info(trellis);
-  if (info.dtype != Dtype::i16 || info.shape.size() != 3 || info.shape[2] % kTile != 0 || info.shape[2] < kTile ||
-      info.shape[2] > 8 * kTile)
+  const TensorInfo& found = info(trellis);
+  if (found.dtype != Dtype::i16 || found.shape.size() != 3 || found.shape[2] % kTile != 0 || found.shape[2] < kTile ||
+      found.shape[2] > 8 * kTile)
     throw Error(Code::weights, cat(trellis, ": not i16 [in/16, out/16, 16 × 1 to 8 bits]"));
-  const int64_t in = info.shape[0] * kTile, out = info.shape[1] * kTile, words = info.shape[2];
+  const int64_t in = found.shape[0] * kTile, out = found.shape[1] * kTile, words = found.shape[2];
   if (in % kHadamard != 0 || out % kHadamard != 0)
     throw Error(Code::weights, cat(trellis, ": ", out, " × ", in), "EXL3 needs multiples of 128");
   expect_scales(suh, in);
@@ -172,7 +179,7 @@ TakePlan TakePlanner::packed(std::string_view stem, Split split) const {
   plan.weight.in = ins.size();
   plan.weight.bits = static_cast<int>(words / kTile);
   plan.weight.codebook = markers(stem, plan.markers);
-  const auto width = static_cast<uint64_t>(info.shape[1] * words);
+  const auto width = static_cast<uint64_t>(found.shape[1] * words);
   plan.tensors = {{{cut(trellis, width, tile_rows, tile_columns, sizeof(int16_t))},
                    Dtype::i16,
                    {ins.size() / kTile, outs.size() / kTile, words}},
@@ -182,20 +189,20 @@ TakePlan TakePlanner::packed(std::string_view stem, Split split) const {
 }
 
 void TakePlanner::expect_scales(const std::string& tensor, int64_t n) const {
-  const TensorInfo& info = checkpoint_->info(tensor);
-  if (info.dtype != Dtype::f16 || info.shape != std::vector<int64_t>{n})
+  const TensorInfo& found = info(tensor);
+  if (found.dtype != Dtype::f16 || found.shape != std::vector<int64_t>{n})
     throw Error(Code::weights, cat(tensor, ": not f16 [", n, "]"), "trellis and scales must belong together");
 }
 
 Codebook TakePlanner::markers(std::string_view stem, std::vector<PlannedMarker>& out) const {
   const auto marked = [&](std::string_view suffix, uint32_t expected) {
     const std::string tensor = cat(stem, suffix);
-    if (!checkpoint_->has(tensor)) return false;
-    const TensorInfo& info = checkpoint_->info(tensor);
-    if (info.end - info.begin != sizeof expected)
-      throw Error(Code::weights, cat(tensor, ": ", info.end - info.begin, " bytes"),
+    if (!tensors_.contains(tensor)) return false;
+    const TensorInfo& found = info(tensor);
+    if (found.end - found.begin != sizeof expected)
+      throw Error(Code::weights, cat(tensor, ": ", found.end - found.begin, " bytes"),
                   cat("the marker of this codebook is ", expected));
-    out.push_back({{tensor, info.begin, 1, sizeof expected, 0}, expected});
+    out.push_back({{tensor, found.begin, 1, sizeof expected, 0}, expected});
     return true;
   };
   const bool mcg = marked(".mcg", kMcgMarker), mul1 = marked(".mul1", kMul1Marker);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -49,12 +48,12 @@ struct TakePlan {
 class TakePlanner {
  public:
   /// Throws Error(unavailable) naming the group whose format is neither as stored nor one its weights can have.
-  TakePlanner(std::shared_ptr<const Checkpoint> checkpoint, const FormatPolicy& policy, Shard shard);
+  /// `tensors` outlives the planner.
+  TakePlanner(const TensorTable& tensors, const FormatPolicy& policy, Shard shard);
 
   /// Throws Error(weights) where the checkpoint cannot give this.
   TakePlan plan(const Take& take) const;
   bool has(std::string_view tensor) const;
-  const Checkpoint& checkpoint() const { return *checkpoint_; }
   const FormatPolicy& policy() const { return policy_; }
   Shard shard() const { return shard_; }
 
@@ -67,7 +66,9 @@ class TakePlanner {
   void expect_scales(const std::string& tensor, int64_t n) const;
   Codebook markers(std::string_view stem, std::vector<PlannedMarker>& out) const;
 
-  std::shared_ptr<const Checkpoint> checkpoint_;
+  const TensorInfo& info(std::string_view tensor) const;
+
+  const TensorTable& tensors_;
   FormatPolicy policy_;
   Shard shard_;
 };

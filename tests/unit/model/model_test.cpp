@@ -1,9 +1,13 @@
 // Models of random weights with what the golden checkpoints lack: shared indexers, expert groups, two streams, packed
 // experts on two ranks.
+#include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include <doctest/doctest.h>
 
+#include "engine/loader/generated.h"
+#include "engine/model/load.h"
 #include "tests/golden/model_harness.h"
 #include "tests/golden/two_ranks.h"
 #include "tests/unit/loader/checkpoint_writer.h"
@@ -136,6 +140,41 @@ TEST_CASE("a step without logit rows, with padding only, and of dead drafts") {
   const Values dead = run.step({{0, {5, -1, -1}, Regime::window}});
   for (const float v : dead.data) CHECK(std::isfinite(v));
   run.flush(0);
+}
+
+TEST_CASE("generated weights: the sizes of a checkpoint, finite, the same each time") {
+  const SmallModel files(true);
+  const ModelConfig config = load_model_config(files.path());
+  for (const WeightFormat format : {WeightFormat::bf16, WeightFormat::fp8_row, WeightFormat::int4_g32}) {
+    FormatPolicy policy = FormatPolicy::as_stored();
+    for (const auto group : {WeightGroup::kda_in, WeightGroup::mla, WeightGroup::head})
+      policy.of_group[static_cast<size_t>(group)] = format;
+    for (const int ranks : {1, 2}) {
+      CAPTURE(ranks);
+      Values seen[2];
+      for (Values& logits : seen)
+        golden::run_ranks(ranks, [&](golden::ThreadGroup::Member& member) {
+          const auto ops = make_cpu_ops(1);
+          Runner made(
+              load_model(config, make_generated_source(config, policy, member.shard(), *ops), limits(), *ops, member),
+              1, *ops);
+          const Values out = made.prefill(0, prompt(90), 128);
+          if (member.shard().rank != 0) return;
+          logits = out;
+          if (ranks > 1) return;
+          Runner stored(files.path(), limits(), 1, *ops, member, policy);
+          CHECK(made.model().weight_bytes() == stored.model().weight_bytes());
+        });
+      CHECK(golden::same_bits(seen[0], seen[1]));
+      float largest = 0;
+      for (const float v : seen[0].data) {
+        REQUIRE(std::isfinite(v));
+        largest = std::max(largest, std::fabs(v));
+      }
+      CHECK(largest > 0.01F);
+      CHECK(largest < 1000);
+    }
+  }
 }
 
 }  // namespace
