@@ -82,6 +82,26 @@ constexpr std::array kKeys{
     ConfigKey{"engine.head", text, kCluster, "stored", "", "The same of the output head.", 0, 0, "stored|fp8|int4"},
     ConfigKey{"engine.threads", integer, kNode, "0", "threads",
               "Threads of a CPU rank; 0: cores divided by the ranks on this machine.", 0, 1024},
+    ConfigKey{"engine.check_weights", boolean, kCluster, "false", "",
+              "Look at every value while loading: a NaN or an infinity ends the start with layer and tensor named."},
+    ConfigKey{
+        "engine.formats.kda_in", text, kCluster, "auto", "",
+        "Format of the KDA input projections (q, k, v and the bottlenecks and gates); auto: as engine.dense says.", 0,
+        0, "auto|stored|fp8|int4"},
+    ConfigKey{"engine.formats.kda_out", text, kCluster, "auto", "",
+              "Format of the KDA output projection; auto: as engine.dense says.", 0, 0, "auto|stored|fp8|int4"},
+    ConfigKey{
+        "engine.formats.mla", text, kCluster, "auto", "",
+        "Format of the MLA projections (q_a, q_b, kv_a, output; kv_b stays as stored); auto: as engine.dense says.", 0,
+        0, "auto|stored|fp8|int4"},
+    ConfigKey{"engine.formats.shared_expert", text, kCluster, "auto", "",
+              "Format of the shared experts; auto: as engine.dense says.", 0, 0, "auto|stored|fp8|int4"},
+    ConfigKey{"engine.formats.dense_mlp", text, kCluster, "auto", "",
+              "Format of the MLPs of the dense layers; auto: as engine.dense says.", 0, 0, "auto|stored|fp8|int4"},
+    ConfigKey{"engine.formats.indexer", text, kCluster, "auto", "",
+              "Format of the indexer's projections; auto: stored.", 0, 0, "auto|stored|fp8|int4"},
+    ConfigKey{"engine.formats.drafter", text, kCluster, "auto", "", "Format of the drafter's linears; auto: stored.", 0,
+              0, "auto|stored|fp8|int4"},
     ConfigKey{"model.path", text, kCluster, "", "",
               "Folder of the checkpoint, the same on every node; empty: model.repo names it."},
     ConfigKey{
@@ -90,6 +110,10 @@ constexpr std::array kKeys{
     ConfigKey{
         "model.revision", text, kCluster, "", "",
         "Its commit (40 hex digits). glm53ctl download also takes a branch or tag; a start does not: branches move."},
+    ConfigKey{
+        "model.prepared", text, kNode, "", "",
+        "Folder that glm53-engine prepare wrote from this checkpoint, for these formats and this number of ranks; "
+        "empty: cut and convert while loading (docs/weights.md)."},
     ConfigKey{"model.fallback_repo", text, kCluster, "", "",
               "Repository with the same bytes, used when model.repo cannot be had; empty: none."},
     ConfigKey{"model.fallback_revision", text, kCluster, "", "", "Its commit."},
