@@ -49,6 +49,7 @@ constexpr std::array<std::string_view, 21> kOfVllm = {"num_requests_running",
                                                       "spec_decode_num_accepted_tokens_total",
                                                       "spec_decode_num_accepted_tokens_per_pos_total"};
 constexpr std::string_view kPrefix = "glm53_";
+constexpr double kMicrosecond = 1e-6;
 
 void add_vllm_names(std::vector<prometheus::MetricFamily>& families) {
   const size_t own = families.size();
@@ -78,8 +79,10 @@ struct RankCounter {
   Counter& total;
   uint64_t seen = 0;
 
+  double unit = 1;  ///< of the ranks' figure in the counter's
+
   void follow(uint64_t now) {
-    total.Increment(static_cast<double>(now >= seen ? now - seen : now));
+    total.Increment(static_cast<double>(now >= seen ? now - seen : now) * unit);
     seen = now;
   }
 };
@@ -88,10 +91,45 @@ struct RankCounter {
 
 struct Metrics::Impl {
   Impl(const std::string& model, int32_t max_context)
-      : labels{{"model_name", model}, {"engine", "0"}}, lengths(one_two_five(max_context)) {}
+      : labels{{"model_name", model}, {"engine", "0"}}, lengths(one_two_five(max_context)) {
+    for (const std::string_view stage : wire::kStages) {
+      const prometheus::Labels label = {{"stage", std::string(stage)}};
+      stages.push_back({{stage_time.Add(label), 0, kMicrosecond}, {stage_read.Add(label)}});
+    }
+    accepted_at.push_back({accepted_family.Add({{"position", "0"}})});
+    const Buckets buckets(wire::kStepBuckets.begin(), wire::kStepBuckets.end());
+    for (const std::string_view kind : wire::kStepKinds)
+      step_kinds.push_back({step_time.Add({{"kind", std::string(kind)}}, buckets), 0,
+                            std::vector<uint64_t>(wire::kStepBuckets.size() + 1)});
+  }
+
+  /// Steps since the last look; the ranks' figures begin again with each generation.
+  void follow_steps(const wire::Stats& stats) {
+    for (size_t i = 0; i < stages.size(); ++i) {
+      stages[i].us.follow(stats.stage_us.at(i));
+      stages[i].bytes.follow(stats.stage_bytes.at(i));
+    }
+    const size_t width = wire::kStepBuckets.size() + 1;
+    for (size_t kind = 0; kind < step_kinds.size(); ++kind) {
+      StepHistogram& h = step_kinds[kind];
+      const bool anew = stats.step_us.at(kind) < h.us;
+      const double us = static_cast<double>(stats.step_us.at(kind) - (anew ? 0 : h.us));
+      std::vector<double> more(width);
+      for (size_t b = 0; b < width; ++b) {
+        const uint64_t now = stats.step_counts.at(kind * width + b);
+        more[b] = static_cast<double>(now - (anew || now < h.counts[b] ? 0 : h.counts[b]));
+        h.counts[b] = now;
+      }
+      h.us = stats.step_us.at(kind);
+      h.histogram.ObserveMultiple(more, us * kMicrosecond);
+    }
+  }
 
   Counter& counter(const std::string& name, const std::string& help, const prometheus::Labels& extra = {}) {
     return prometheus::BuildCounter().Name(name).Help(help).Labels(labels).Register(registry).Add(extra);
+  }
+  prometheus::Family<Counter>& family(const std::string& name, const std::string& help) {
+    return prometheus::BuildCounter().Name(name).Help(help).Labels(labels).Register(registry);
   }
   Gauge& gauge(const std::string& name, const std::string& help) {
     return prometheus::BuildGauge().Name(name).Help(help).Labels(labels).Register(registry).Add({});
@@ -145,13 +183,30 @@ struct Metrics::Impl {
   RankCounter drafts{counter("glm53_spec_decode_num_drafts_total", "Steps of sequences with drafts.")};
   RankCounter draft_tokens{counter("glm53_spec_decode_num_draft_tokens_total", "Drafts that were verified.")};
   RankCounter draft_accepted{counter("glm53_spec_decode_num_accepted_tokens_total", "Of these, accepted.")};
-  prometheus::Family<Counter>& accepted_family = prometheus::BuildCounter()
-                                                     .Name("glm53_spec_decode_num_accepted_tokens_per_pos_total")
-                                                     .Help("Accepted drafts by their position behind the last token.")
-                                                     .Labels(labels)
-                                                     .Register(registry);
+  prometheus::Family<Counter>& accepted_family = family("glm53_spec_decode_num_accepted_tokens_per_pos_total",
+                                                        "Accepted drafts by their position behind the last token.");
   std::vector<RankCounter> accepted_at;  // guarded by follow_mutex
   Gauge& drafter_paused = gauge("glm53_drafter_paused", "1 when the drafter's drafts were hardly ever accepted.");
+  prometheus::Family<Counter>& stage_time =
+      family("glm53_step_stage_seconds_total", "Time of steps on rank 0, by stage.");
+  prometheus::Family<Counter>& stage_read = family(
+      "glm53_step_stage_bytes_total", "Bytes of weights that steps read on rank 0, by stage, where that is known.");
+  prometheus::Family<Histogram>& step_time =
+      prometheus::BuildHistogram()
+          .Name("glm53_step_seconds")
+          .Help("Time of a step: decode reads no prompt, prefill generates nothing.")
+          .Labels(labels)
+          .Register(registry);
+  struct StageCounters {
+    RankCounter us, bytes;
+  };
+  std::vector<StageCounters> stages;  // guarded by follow_mutex
+  struct StepHistogram {
+    Histogram& histogram;
+    uint64_t us = 0;
+    std::vector<uint64_t> counts;
+  };
+  std::vector<StepHistogram> step_kinds;  // guarded by follow_mutex
   Counter& ignored = counter("glm53_ignored_members_total", "Unknown members of requests.");
   Histogram& ttft = histogram("glm53_time_to_first_token_seconds", "From request to first token.", kFirstToken);
   Histogram& itl = histogram("glm53_inter_token_latency_seconds", "Between tokens.", kBetweenTokens);
@@ -279,6 +334,7 @@ std::string Metrics::text(const EngineStatus& s, size_t connections) {
   {
     const std::scoped_lock lock(impl_->follow_mutex);
     impl_->steps.follow(s.stats.step);
+    impl_->follow_steps(s.stats);
     impl_->computed.follow(s.stats.prompt_tokens);
   }
   auto families = impl_->registry.Collect();

@@ -102,3 +102,39 @@ TEST_CASE("counts of a rank go on when the next generation starts at zero") {
   CHECK(value_of(text, "glm53_memory_level") == 2);
   CHECK(value_of(text, "glm53_http_connections") == 7);
 }
+
+TEST_CASE("steps and their stages are summed over generations of ranks") {
+  Metrics metrics("GLM", 4096);
+  const auto value = [](const std::string& text, const std::string& line) {
+    for (const std::string& one : split(text, '\n')) {
+      if (one.starts_with(line + " ") || (one.starts_with(line) && line.ends_with("}")))
+        return parse_double(one.substr(one.rfind(' ') + 1)).value_or(-1);
+    }
+    return -1.0;
+  };
+  EngineStatus status;
+  status.connected = true;
+  status.stats.stage_us[4] = 3'000'000;
+  status.stats.stage_bytes[4] = 6'000;
+  status.stats.step_us[0] = 2'000'000;
+  status.stats.step_counts[2] = 10;                         // decode, up to 5 ms
+  status.stats.step_counts[wire::kStepBuckets.size()] = 1;  // decode, over all bounds
+  metrics.text(status, 0);
+  status.stats.step_counts[2] = 15;
+  status.stats.step_us[0] = 2'500'000;
+  metrics.text(status, 0);
+  status.stats = {};  // another generation
+  status.stats.stage_us[4] = 500'000;
+  status.stats.step_counts[2] = 2;
+  status.stats.step_us[0] = 250'000;
+  const std::string text = metrics.text(status, 0);
+  const std::string common = R"(engine="0",model_name="GLM",)";
+  CAPTURE(text);
+  CHECK(value(text, "glm53_step_stage_seconds_total{" + common + "stage=\"forward\"}") == doctest::Approx(3.5));
+  CHECK(value(text, "glm53_step_stage_bytes_total{" + common + "stage=\"forward\"}") == 6000);
+  CHECK(value(text, "glm53_step_stage_seconds_total{" + common + "stage=\"draft\"}") == 0);
+  CHECK(value(text, "glm53_step_seconds_count{" + common + "kind=\"decode\"}") == 18);
+  CHECK(value(text, "glm53_step_seconds_sum{" + common + "kind=\"decode\"}") == doctest::Approx(2.75));
+  CHECK(value(text, "glm53_step_seconds_bucket{" + common + "kind=\"decode\",le=\"0.005\"}") == 17);
+  CHECK(value(text, "glm53_step_seconds_count{" + common + "kind=\"prefill\"}") == 0);
+}
