@@ -21,6 +21,7 @@
 #include "common/rank_contract.h"
 #include "common/strings.h"
 #include "common/version.h"
+#include "engine/grammar/compile.h"
 #include "engine/loader/safetensors.h"
 #include "engine/runtime/admin_server.h"
 #include "engine/runtime/memory_guard.h"
@@ -104,6 +105,19 @@ int32_t text_vocab(const std::string& dir, int64_t vocab) {
     for (const Json& token : *added) highest = std::max(highest, token.at("id").get<int64_t>());
   if (highest < 0) throw Error(Code::weights, cat("'", path, "' has no tokens"));
   return static_cast<int32_t>(std::min(highest + 1, vocab));
+}
+
+/// What structured output needs to know of the tokens; null, with a word in the log, when it cannot be had.
+std::shared_ptr<grammar::Cache> grammars_of(const std::string& dir) {
+  const std::string path = dir + "/tokenizer.json";
+  try {
+    if (::access(path.c_str(), R_OK) == 0)
+      return std::make_shared<grammar::Cache>(grammar::vocabulary_of(text::Tokenizer::load(path)));
+    log::warn(cat("structured output is off: there is no '", path, "'"));
+  } catch (const Error& e) {
+    log::warn(cat("structured output is off: ", e.line()));
+  }
+  return nullptr;
 }
 
 int report(const Error& error, Notifier& notifier) {
@@ -342,6 +356,7 @@ void Rank::make_pools() {
     space.vocab = static_cast<int32_t>(model_config_.vocab);
     space.text_vocab = text_vocab(dir_, model_config_.vocab);
     space.eos = model_config_.eos;
+    space.grammars = grammars_of(dir_);
     sampling_ = std::make_unique<SamplingTable>(std::move(space));
   }
   executor_ =

@@ -12,6 +12,10 @@
 #include "engine/runtime/wire.h"
 #include "kernels/ops.h"
 
+namespace glm53::grammar {
+class Cache;
+}
+
 namespace glm53 {
 
 /// What the model says about its tokens.
@@ -19,6 +23,7 @@ struct TokenSpace {
   int32_t vocab = 0;       ///< rows of the head
   int32_t text_vocab = 0;  ///< ids from here on have no text and are never chosen
   std::vector<int32_t> eos;
+  std::shared_ptr<grammar::Cache> grammars{};  ///< null where the tokens' texts are not known
 };
 
 /// What is wrong with the parameters, as a sentence for the client; empty when nothing is.

@@ -4,6 +4,7 @@
 
 #include "common/error.h"
 #include "common/strings.h"
+#include "engine/grammar/compile.h"
 
 namespace glm53 {
 namespace {
@@ -24,6 +25,12 @@ TokenRules::TokenRules(std::string_view text, const TokenSpace& space) : ends_(s
   for (const std::string& line : split(std::string(text), '\n')) {
     ++number;
     if (line.empty()) continue;
+    if (line.starts_with("grammar ")) {
+      if (space.grammars == nullptr)
+        throw Error(Code::unavailable, "structured output needs the tokenizer.json of the model on rank 0");
+      grammar_ = space.grammars->get(line.substr(8));
+      continue;
+    }
     const std::vector<std::string> words = split(line, ' ');
     std::vector<int32_t> ids;
     for (size_t i = 1; i < words.size(); ++i) {
@@ -42,6 +49,10 @@ TokenRules::TokenRules(std::string_view text, const TokenSpace& space) : ends_(s
   }
   if ((reasoning_ || budget_ >= 0) && think_end_ < 0) throw Error(Code::usage, "grammar: think_end is missing");
   if (names_.empty() != (call_ < 0)) throw Error(Code::usage, "grammar: call and name need each other");
+  if (within_ && (grammar_ == nullptr || opens_ < 0))
+    throw Error(Code::usage, "grammar: within needs grammar and opens");
+  if (grammar_ != nullptr && (!names_.empty() || !choices_.empty()))
+    throw Error(Code::usage, "grammar: either a grammar, or call or choice");
   if (!names_.empty() && !choices_.empty()) throw Error(Code::usage, "grammar: either call or choice");
   states_.push_back({reasoning_ ? Mode::reasoning : Mode::start, 0, 0});
 }
@@ -61,12 +72,12 @@ void TokenRules::rule(std::string_view word, std::span<const int32_t> ids) {
   const auto need = [&](bool good) {
     if (!good) throw Error(Code::usage, cat(word, " with ", ids.size(), " values"));
   };
-  if (word == "reasoning" || word == "single") {
+  if (word == "reasoning" || word == "single" || word == "within") {
     need(ids.empty());
-    (word == "single" ? single_ : reasoning_) = true;
-  } else if (word == "think_end" || word == "alternative") {
+    (word == "single" ? single_ : word == "within" ? within_ : reasoning_) = true;
+  } else if (word == "think_end" || word == "alternative" || word == "opens") {
     need(ids.size() == 1);
-    (word == "think_end" ? think_end_ : alternative_) = ids[0];
+    (word == "think_end" ? think_end_ : word == "opens" ? opens_ : alternative_) = ids[0];
   } else if (word == "budget") {
     need(ids.size() == 1);
     budget_ = ids[0];
@@ -93,15 +104,28 @@ bool TokenRules::is_end(int32_t token) const {
 bool TokenRules::terminated() const {
   const State& s = states_.back();
   if (s.mode == Mode::choice) return choices_[s.node].end && choices_[s.node].next.empty();
+  if (s.mode == Mode::grammar) return grammar_->finished(s.node);
   return s.mode == Mode::after && single_;
 }
 
 /// The first token of what is demanded.
 std::optional<TokenRules::State> TokenRules::first(int32_t token) const {
   if (!names_.empty()) return token == call_ ? std::optional(State{Mode::name, 0, 0}) : std::nullopt;
+  if (grammar_ != nullptr && !within_ && token != alternative_) return in_grammar(grammar_->start(), token);
+  if (within_ && token == opens_) return in_grammar(grammar_->start(), token);
   if (choices_.empty() || token == alternative_) return State{Mode::free, 0, 0};
   const auto found = choices_[0].next.find(token);
   return found == choices_[0].next.end() ? std::nullopt : std::optional(State{Mode::choice, found->second, 0});
+}
+
+/// The state behind a token that comes at a position in the grammar.
+std::optional<TokenRules::State> TokenRules::in_grammar(uint32_t position, int32_t token) const {
+  if (is_end(token))
+    return grammar_->complete(position) ? std::optional(State{Mode::grammar, position, 0}) : std::nullopt;
+  const uint32_t next = grammar_->after(position, token);
+  if (next == grammar::Engine::kDead) return std::nullopt;
+  if (within_ && grammar_->finished(next)) return State{Mode::free, 0, 0};
+  return State{Mode::grammar, next, 0};
 }
 
 /// The state behind a token; nothing when it may not come. (Words that must not come are looked at by mask().)
@@ -113,6 +137,7 @@ std::optional<TokenRules::State> TokenRules::next(const State& s, int32_t token)
       if (spent(s) || (demands() && is_end(token))) return std::nullopt;
       // A call ends the thinking by itself.
       if (!names_.empty() && token == call_) return State{Mode::name, 0, s.thought};
+      if (grammar_ != nullptr && token == opens_) return in_grammar(grammar_->start(), token);
       ++out.thought;
       return out;
     case Mode::start:
@@ -143,7 +168,10 @@ std::optional<TokenRules::State> TokenRules::next(const State& s, int32_t token)
       out.node = found->second;
       return out;
     }
+    case Mode::grammar:
+      return in_grammar(s.node, token);
     case Mode::free:
+      if (within_ && token == opens_) return in_grammar(grammar_->start(), token);
       break;
   }
   return out;
@@ -176,8 +204,46 @@ void TokenRules::listed(const State& s, const Use& use) const {
     for (const int32_t id : ends_) use(id);
 }
 
+void TokenRules::grammar_mask(uint32_t position, std::span<uint32_t> bits) const {
+  const auto fill = [&] {
+    grammar_->mask(position, bits);
+    if (!grammar_->complete(position)) return;
+    for (const int32_t id : ends_) set_bit(bits, id);
+  };
+  const auto any = [&] { return std::any_of(bits.begin(), bits.end(), [](uint32_t word) { return word != 0; }); };
+  fill();
+  if (!bad_.empty()) {
+    forbid_words(bits);
+    if (!any()) fill();
+  }
+  // At a limit of the engine nothing may be left: then the output ends, rather than the server.
+  if (!any())
+    for (const int32_t id : ends_) set_bit(bits, id);
+}
+
+std::vector<int32_t> TokenRules::forced() const {
+  const State& s = states_.back();
+  if (grammar_ == nullptr || s.mode != Mode::grammar) return {};
+  return grammar_->forced_tokens(s.node, 256);
+}
+
+/// Moves to an engine that has not remembered so much.
+void TokenRules::renew_grammar() {
+  if (grammar_ == nullptr || !grammar_->full()) return;
+  const std::shared_ptr<grammar::Engine> fresh = grammar_->fresh();
+  for (State& s : states_)
+    if (s.mode == Mode::grammar) s.node = fresh->import(*grammar_, s.node);
+  grammar_ = fresh;
+}
+
 void TokenRules::mask(std::span<uint32_t> bits) const {
   const State& s = states_.back();
+  const bool at_start = s.mode == Mode::start && grammar_ != nullptr && !within_;
+  if (s.mode == Mode::grammar || at_start) {
+    grammar_mask(at_start ? grammar_->start() : s.node, bits);
+    if (at_start && alternative_ >= 0) set_bit(bits, alternative_);
+    return;
+  }
   const bool all = s.mode == Mode::free || s.mode == Mode::body || (s.mode == Mode::reasoning && !spent(s)) ||
                    (s.mode == Mode::start && !demands());
   std::fill(bits.begin(), bits.end(), all ? ~0u : 0u);
@@ -203,6 +269,7 @@ void TokenRules::forbid_words(std::span<uint32_t> bits) const {
 
 bool TokenRules::try_accept(int32_t token) {
   if (token < 0 || token >= vocab_) return false;
+  renew_grammar();
   const auto state = next(states_.back(), token);
   if (!state) return false;
   states_.push_back(*state);

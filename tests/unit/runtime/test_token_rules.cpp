@@ -5,8 +5,10 @@
 #include <doctest/doctest.h>
 
 #include "common/error.h"
+#include "engine/grammar/compile.h"
 #include "engine/runtime/sampling.h"
 #include "engine/runtime/token_rules.h"
+#include "tests/unit/text/tiny.h"
 
 using namespace glm53;
 
@@ -146,4 +148,115 @@ TEST_CASE("rules and the tokens a client allows hold together, and go on behind 
   r.sampling.allowed.clear();
   const SamplingState over(r, kSpace);
   CHECK(over.row().banned.empty());  // nothing but an end can follow, min_tokens or not
+}
+
+namespace {
+
+TokenSpace tiny_space() {
+  TokenSpace space{.vocab = tiny().size(),
+                   .text_vocab = tiny().size(),
+                   .eos = {tiny().require("<|endoftext|>"), tiny().chat().user}};
+  space.grammars = std::make_shared<grammar::Cache>(grammar::vocabulary_of(tiny()));
+  return space;
+}
+using Bits = std::vector<uint32_t>;
+Bits bits_of(const TokenRules& rules) {
+  Bits bits((static_cast<size_t>(tiny().size()) + 31) / 32);
+  rules.mask(bits);
+  return bits;
+}
+bool may(const TokenRules& rules, int32_t token) {
+  return (bits_of(rules)[static_cast<size_t>(token) / 32] >> (token % 32) & 1) != 0;
+}
+bool take(TokenRules& rules, std::string_view text) {
+  for (const int32_t token : tiny().encode(text))
+    if (!may(rules, token) || !rules.try_accept(token)) return false;
+  return true;
+}
+
+const std::string kObject =
+    R"(grammar {"content": {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}})"
+    "\n";
+
+}  // namespace
+
+TEST_CASE("B22: a grammar begins behind the reasoning; the budget and end tokens go with it") {
+  const TokenSpace space = tiny_space();
+  const std::string think = "reasoning\nthink_end " + std::to_string(tiny().chat().think_end) + "\n";
+  TokenRules rules(kObject + think + "budget 4\n", space);
+  CHECK(may(rules, tiny().chat().think_end));
+  CHECK_FALSE(may(rules, space.eos[0]));
+  CHECK(rules.try_accept(tiny().encode("x")[0]));
+  CHECK(rules.try_accept(tiny().chat().think_end));
+  CHECK_FALSE(may(rules, tiny().chat().think));
+  CHECK_FALSE(may(rules, tiny().encode("x")[0]));
+  CHECK_FALSE(may(rules, space.eos[0]));
+  CHECK(take(rules, "{\"a\": 12"));
+  CHECK_FALSE(may(rules, space.eos[0]));
+  CHECK_FALSE(rules.terminated());
+  CHECK(take(rules, "}"));
+  CHECK(rules.terminated());
+  for (const int32_t end : space.eos) CHECK(may(rules, end));
+  CHECK_FALSE(rules.try_accept(tiny().encode("x")[0]));
+  CHECK(rules.try_accept(space.eos[1]));
+}
+
+TEST_CASE("a grammar row by row: drafts that are taken back leave everything as it was") {
+  const TokenSpace space = tiny_space();
+  TokenRules rules("grammar {\"content\": {\"json_object\": true}}\n", space);
+  std::mt19937 random(5);
+  for (int step = 0; step < 120 && !rules.terminated(); ++step) {
+    const Bits before = bits_of(rules);
+    int drafts = 0;
+    for (; drafts < 7; ++drafts) {
+      const auto token = static_cast<int32_t>(random() % static_cast<uint32_t>(tiny().size()));
+      const bool allowed = may(rules, token);
+      if (rules.try_accept(token) != allowed) FAIL("mask and acceptance differ for token ", token);
+      if (!allowed) break;
+    }
+    rules.rollback(drafts);
+    CHECK(bits_of(rules) == before);
+    int32_t token = 0;
+    do token = static_cast<int32_t>(random() % static_cast<uint32_t>(tiny().size()));
+    while (!may(rules, token));
+    CHECK(rules.try_accept(token));
+  }
+}
+
+TEST_CASE("a grammar of calls: instead of the content, out of the reasoning, and within free text") {
+  const TokenSpace space = tiny_space();
+  const text::ChatTokens& t = tiny().chat();
+  std::string markup;
+  for (const int32_t id : {t.tool_call, t.tool_call_end, t.arg_key, t.arg_key_end, t.arg_value, t.arg_value_end})
+    markup += (markup.empty() ? "" : ", ") + std::to_string(id);
+  const std::string calls =
+      "\"calls\": \"one\", \"markup\": [" + markup +
+      R"(], "tools": [{"name": "f", "strict": true, "parameters": {"properties": {"n": {"type": "integer"}}, "required": ["n"]}}])";
+  const std::string opens = "opens " + std::to_string(t.tool_call) + "\n";
+  const std::string think = "reasoning\nthink_end " + std::to_string(t.think_end) + "\n";
+  const std::string good = "<tool_call>f<arg_key>n</arg_key><arg_value>5</arg_value></tool_call>";
+  {
+    TokenRules rules("grammar {\"content\": {\"regex\": \"yes\"}, " + calls + "}\n" + opens, space);
+    CHECK(take(rules, good));
+    CHECK(rules.terminated());
+    rules.rollback(100);
+    CHECK(take(rules, "yes"));
+    CHECK(rules.terminated());
+  }
+  {
+    TokenRules rules("grammar {" + calls + "}\n" + opens + think, space);
+    CHECK(rules.try_accept(tiny().encode("x")[0]));
+    CHECK(take(rules, good));
+    CHECK(rules.terminated());
+  }
+  TokenRules rules("grammar {" + calls + "}\n" + opens + "within\n", space);
+  CHECK(may(rules, space.eos[0]));
+  CHECK(take(rules, "some words " + good + " and more" + good));
+  CHECK(may(rules, space.eos[0]));
+  CHECK(take(rules, "<tool_call>f<arg_key>n</arg_key><arg_value>"));
+  CHECK_FALSE(may(rules, tiny().encode("x")[0]));
+  CHECK_FALSE(may(rules, space.eos[0]));
+  CHECK(check_rules("within\n", space).find("within") != std::string::npos);
+  CHECK(check_rules("grammar {\"content\": {\"regex\": \"(\"}}\n", space).find("not closed") != std::string::npos);
+  CHECK(check_rules("grammar {}\n", kSpace).find("tokenizer.json") != std::string::npos);
 }
