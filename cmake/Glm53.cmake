@@ -63,7 +63,8 @@ set(GLM53_MAY_hub common state)
 set(GLM53_MAY_preflight common)
 set(GLM53_MAY_sync common state hub)
 set(GLM53_MAY_trust common)
-set(GLM53_MAY_agent_api common state reconcile supervise preflight hub sync trust)
+set(GLM53_MAY_image common hub)
+set(GLM53_MAY_agent_api common state reconcile supervise preflight hub sync trust image)
 set(GLM53_MAY_cli common)
 
 # glm53_library(LAYER SOURCES f.. [DEPS layer..] [LIBS external..]) makes the target glm53_LAYER.

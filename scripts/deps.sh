@@ -21,7 +21,7 @@ packages=(
   libboost-dev libcpp-httplib-dev libtomlplusplus-dev nlohmann-json3-dev libcli11-dev
   libspdlog-dev libfmt-dev libssl-dev libxxhash-dev libpcre2-dev prometheus-cpp-dev
   libsqlitecpp-dev libsqlite3-dev libsystemd-dev libgloo-dev
-  libcurl4-openssl-dev
+  libcurl4-openssl-dev libarchive-dev
   doctest-dev
 )
 

@@ -222,6 +222,7 @@ void Transport::start(std::shared_ptr<Transfer> transfer) {
     if (!request.token.empty()) append(job.headers, "Authorization: Bearer " + request.token);
     if (request.range) append(job.headers, cat("Range: bytes=", request.range->first, "-", request.range->second));
     if (!request.if_range.empty()) append(job.headers, "If-Range: " + request.if_range);
+    for (const std::string& header : request.headers) append(job.headers, header);
     set(easy, CURLOPT_HTTPHEADER, job.headers.get());
     set(easy, CURLOPT_HEADERFUNCTION, &on_header);
     set(easy, CURLOPT_HEADERDATA, static_cast<void*>(&job));

@@ -62,6 +62,7 @@ struct Request {
   std::string token = {};                                 ///< sent as bearer token; "" = none
   std::optional<std::pair<int64_t, int64_t>> range = {};  ///< first and last byte
   std::string if_range = {};                              ///< an etag; "" = none
+  std::vector<std::string> headers = {};                  ///< more of them, "Name: value"
 };
 struct Response {
   Head head;
