@@ -20,7 +20,7 @@ packages=(
   g++ cmake ninja-build mold pkg-config ca-certificates curl
   libboost-dev libcpp-httplib-dev libtomlplusplus-dev nlohmann-json3-dev libcli11-dev
   libspdlog-dev libfmt-dev libssl-dev libxxhash-dev libpcre2-dev prometheus-cpp-dev
-  libsqlitecpp-dev libsqlite3-dev libsystemd-dev libgloo-dev
+  libsqlitecpp-dev libsqlite3-dev libsystemd-dev libgloo-dev zlib1g-dev
   libcurl4-openssl-dev libarchive-dev
   doctest-dev
 )
@@ -39,6 +39,8 @@ if [ "$tests" = 1 ]; then
   command -v node >/dev/null 2>&1 || missing+=(nodejs)
   command -v npm >/dev/null 2>&1 || missing+=(npm)
   command -v git >/dev/null 2>&1 || missing+=(git)
+  # The judge of structured output.
+  python3 -c 'import jsonschema' 2>/dev/null || missing+=(python3 python3-jsonschema)
   [ -x /usr/sbin/sshd ] || optional+=(openssh-server)
   command -v ssh >/dev/null 2>&1 || optional+=(openssh-client)
   [ -x /sbin/ip ] || optional+=(iproute2)

@@ -28,7 +28,9 @@ HttpServerOptions server_options(const Settings& settings, Metrics& metrics) {
   options.threads = 2;
   options.max_body = settings.max_body;
   options.max_connections = settings.max_connections;
-  options.on_error = [](const HttpRequest&, const std::exception& e) { return error_response(e); };
+  options.on_error = [](const HttpRequest& request, const std::exception& e) {
+    return error_response(e, dialect_of(request.path));
+  };
   options.on_done = [&metrics](const HttpRequest& request, int status, std::chrono::microseconds took) {
     static constexpr std::string_view kMethods[] = {"GET", "POST", "HEAD", "OPTIONS"};
     std::string_view method = "other";

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "engine/api/errors.h"
 #include "engine/api/response.h"
 #include "engine/api/response_common.h"
 
@@ -15,6 +16,33 @@ std::string token_text(const text::Tokenizer& tokenizer, int32_t token, bool as_
 
 double printable_logprob(float logprob) {
   return std::isnan(logprob) || logprob < -9999.0f ? -9999.0 : static_cast<double>(logprob);
+}
+
+std::string ResponseFormat::failure(int status, std::string_view message) {
+  return "data: " + error_body(status, message) + "\n\n" + std::string(kDone);
+}
+
+namespace {
+
+Json token_entry(const text::Tokenizer& tokenizer, int32_t token, float logprob, bool as_id) {
+  Json bytes = Json::array();
+  for (const char c : tokenizer.bytes(token)) bytes.push_back(static_cast<unsigned char>(c));
+  return {{"token", token_text(tokenizer, token, as_id)},
+          {"logprob", printable_logprob(logprob)},
+          {"bytes", std::move(bytes)}};
+}
+
+}  // namespace
+
+Json logprob_entry(const text::Tokenizer& tokenizer, const ScoredToken& scored, int32_t top, bool as_id) {
+  Json entry = token_entry(tokenizer, scored.token, scored.score.logprob, as_id);
+  Json list = Json::array();
+  for (const auto& [id, logprob] : scored.score.top) {
+    if (static_cast<int32_t>(list.size()) >= top) break;
+    list.push_back(token_entry(tokenizer, id, logprob, as_id));
+  }
+  entry["top_logprobs"] = std::move(list);
+  return entry;
 }
 
 namespace {
@@ -41,7 +69,7 @@ class ChatFormat final : public ResponseFormat {
     return dump(body);
   }
 
-  std::string begin(int index) override {
+  std::string begin(int index, const Usage&) override {
     std::string first = sse(chunk(index, {{"role", "assistant"}, {"content", ""}}, nullptr));
     if (!echo(index).empty()) first += sse(chunk(index, {{"content", echo(index)}}, nullptr));
     return first;
@@ -63,11 +91,12 @@ class ChatFormat final : public ResponseFormat {
     return sse(out);
   }
 
-  std::string usage(const Usage& usage) override {
+  std::string last(const Usage& usage) override {
+    if (!head_.include_usage) return std::string(kDone);
     Json out = head();
     out["choices"] = Json::array();
     out["usage"] = usage_json(usage);
-    return sse(out);
+    return sse(out) + std::string(kDone);
   }
 
  private:
@@ -122,26 +151,10 @@ class ChatFormat final : public ResponseFormat {
     if (head_.token_ids) choice["token_ids"] = event.token_ids;
   }
 
-  Json entry(int32_t token, float logprob) const {
-    const std::string_view bytes = tokenizer_.bytes(token);
-    Json list = Json::array();
-    for (const char c : bytes) list.push_back(static_cast<unsigned char>(c));
-    return {{"token", token_text(tokenizer_, token, head_.tokens_as_ids)},
-            {"logprob", printable_logprob(logprob)},
-            {"bytes", std::move(list)}};
-  }
-
   Json logprobs(const std::vector<ScoredToken>& scores) const {
     Json content = Json::array();
     for (const ScoredToken& s : scores) {
-      Json token = entry(s.token, s.score.logprob);
-      Json top = Json::array();
-      for (const auto& [id, logprob] : s.score.top) {
-        if (static_cast<int32_t>(top.size()) >= head_.top_logprobs) break;
-        top.push_back(entry(id, logprob));
-      }
-      token["top_logprobs"] = std::move(top);
-      content.push_back(std::move(token));
+      content.push_back(logprob_entry(tokenizer_, s, head_.top_logprobs, head_.tokens_as_ids));
     }
     return {{"content", std::move(content)}};
   }

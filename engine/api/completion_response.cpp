@@ -41,7 +41,7 @@ class CompletionFormat final : public ResponseFormat {
     return dump(body);
   }
 
-  std::string begin(int index) override {
+  std::string begin(int index, const Usage&) override {
     return echo(index).empty() ? std::string() : sse(chunk(choice(index, echo(index)), nullptr));
   }
 
@@ -60,11 +60,12 @@ class CompletionFormat final : public ResponseFormat {
     return sse(chunk(std::move(out), running));
   }
 
-  std::string usage(const Usage& usage) override {
+  std::string last(const Usage& usage) override {
+    if (!head_.include_usage) return std::string(kDone);
     Json out = head();
     out["choices"] = Json::array();
     out["usage"] = usage_json(usage);
-    return sse(out);
+    return sse(out) + std::string(kDone);
   }
 
  private:

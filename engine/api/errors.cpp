@@ -36,7 +36,37 @@ std::string_view error_type(int status) {
   }
 }
 
-std::string error_body(int status, std::string_view message, std::string_view param) {
+Dialect dialect_of(std::string_view path) {
+  return path == "/v1/messages" || path.starts_with("/v1/messages/") ? Dialect::anthropic : Dialect::openai;
+}
+
+namespace {
+
+std::string_view anthropic_type(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 413:
+      return "request_too_large";
+    case 429:
+      return "rate_limit_error";
+    case 503:
+      return "overloaded_error";
+    default:
+      return status < 500 ? "invalid_request_error" : "api_error";
+  }
+}
+
+}  // namespace
+
+std::string error_body(int status, std::string_view message, std::string_view param, Dialect dialect) {
+  if (dialect == Dialect::anthropic) {
+    return dump({{"type", "error"}, {"error", {{"type", anthropic_type(status)}, {"message", message}}}});
+  }
   nlohmann::ordered_json error;
   error["message"] = message;
   error["type"] = error_type(status);
@@ -45,10 +75,11 @@ std::string error_body(int status, std::string_view message, std::string_view pa
   return dump({{"error", std::move(error)}});
 }
 
-HttpResponse error_response(int status, std::string_view message, std::string_view param, uint32_t retry_after_s) {
+HttpResponse error_response(int status, std::string_view message, std::string_view param, uint32_t retry_after_s,
+                            Dialect dialect) {
   HttpResponse response;
   response.status = status;
-  response.body = error_body(status, message, param);
+  response.body = error_body(status, message, param, dialect);
   if (status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
   if (status == 429 || status == 503) {
     const uint32_t usual = status == 429 ? 1 : 5;
@@ -57,17 +88,18 @@ HttpResponse error_response(int status, std::string_view message, std::string_vi
   return response;
 }
 
-HttpResponse error_response(const std::exception& error) {
+HttpResponse error_response(const std::exception& error, Dialect dialect) {
   if (const auto* e = dynamic_cast<const ApiError*>(&error))
-    return error_response(e->status(), e->what(), e->param(), e->retry_after_s());
-  if (const auto* e = dynamic_cast<const HttpError*>(&error)) return error_response(e->status(), e->what());
+    return error_response(e->status(), e->what(), e->param(), e->retry_after_s(), dialect);
+  if (const auto* e = dynamic_cast<const HttpError*>(&error))
+    return error_response(e->status(), e->what(), {}, 0, dialect);
   if (const auto* e = dynamic_cast<const Error*>(&error)) {
     const int status = http_status(e->code());
     if (status >= 500) log::error(cat("request failed: ", e->line()));
-    return error_response(status, e->line());
+    return error_response(status, e->line(), {}, 0, dialect);
   }
   log::error(cat("request failed: ", error.what()));
-  return error_response(500, "internal error; the server's log says more");
+  return error_response(500, "internal error; the server's log says more", {}, 0, dialect);
 }
 
 }  // namespace glm53::api

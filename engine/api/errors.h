@@ -28,15 +28,21 @@ class ApiError : public std::runtime_error {
   uint32_t retry_after_s_;
 };
 
+/// Whose error objects a client understands.
+enum class Dialect { openai, anthropic };
+/// Anthropic's for /v1/messages and below, OpenAI's for everything else.
+Dialect dialect_of(std::string_view path);
+
 /// "BadRequestError" for 400, …
 std::string_view error_type(int status);
-/// {"error":{…}}, one line.
-std::string error_body(int status, std::string_view message, std::string_view param = {});
+/// {"error":{…}} or {"type":"error","error":{…}}, one line.
+std::string error_body(int status, std::string_view message, std::string_view param = {},
+                       Dialect dialect = Dialect::openai);
 /// With WWW-Authenticate on 401, Retry-After on 429 and 503 (0 = 1 and 5 seconds).
 HttpResponse error_response(int status, std::string_view message, std::string_view param = {},
-                            uint32_t retry_after_s = 0);
+                            uint32_t retry_after_s = 0, Dialect dialect = Dialect::openai);
 /// The answer to whatever a handler threw: ApiError, HttpError, Error, or anything else (500 without its text, which is
 /// logged).
-HttpResponse error_response(const std::exception& error);
+HttpResponse error_response(const std::exception& error, Dialect dialect = Dialect::openai);
 
 }  // namespace glm53::api

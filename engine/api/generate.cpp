@@ -50,10 +50,24 @@ class CanarySink final : public RequestSink {
   std::vector<int32_t> ids_;
 };
 
-AnswerHead answer_head(const GenerationRequest& request, bool is_chat, const std::string& request_id,
+std::string_view id_prefix(Api api) {
+  switch (api) {
+    case Api::completions:
+      return "cmpl-";
+    case Api::messages:
+      return "msg_";
+    case Api::responses:
+      return "resp_";
+    case Api::chat:
+      break;
+  }
+  return "chatcmpl-";
+}
+
+AnswerHead answer_head(const GenerationRequest& request, const std::string& request_id,
                        const std::vector<std::vector<int32_t>>& prompts, std::vector<std::string> echo) {
   AnswerHead head;
-  head.id = cat(is_chat ? "chatcmpl-" : "cmpl-", request_id);
+  head.id = cat(id_prefix(request.api), request_id);
   head.created = static_cast<int64_t>(std::time(nullptr));
   head.model = request.model;
   head.logprobs = request.sampling.logprobs >= 0;
@@ -63,7 +77,22 @@ AnswerHead answer_head(const GenerationRequest& request, bool is_chat, const std
   head.include_usage = request.include_usage;
   if (request.return_token_ids) head.prompts = prompts;
   head.echo = std::move(echo);
+  head.echoed_members = request.echoed;
   return head;
+}
+
+std::unique_ptr<ResponseFormat> format_of(Api api, AnswerHead head, const text::Tokenizer& tokenizer) {
+  switch (api) {
+    case Api::completions:
+      return completion_format(std::move(head), tokenizer);
+    case Api::messages:
+      return messages_format(std::move(head));
+    case Api::responses:
+      return responses_format(std::move(head), tokenizer);
+    case Api::chat:
+      break;
+  }
+  return chat_format(std::move(head), tokenizer);
 }
 
 }  // namespace
@@ -76,8 +105,41 @@ RequestContext Service::context() const {
 }
 
 void Service::chat(const Incoming& in, const std::shared_ptr<HttpReply>& reply) {
+  run_chat(parse_chat_request(parse_json(in.body, {.keep_big_integers = true}), context()), in, reply);
+}
+
+void Service::messages(const Incoming& in, const std::shared_ptr<HttpReply>& reply) {
+  std::vector<std::string> ignored;
+  const Json body = chat_of_messages(parse_json(in.body, {.keep_big_integers = true}), false, ignored);
+  ChatRequest request = parse_chat_request(body, context());
+  request.api = Api::messages;
+  request.ignored = std::move(ignored);
+  run_chat(std::move(request), in, reply);
+}
+
+void Service::responses(const Incoming& in, const std::shared_ptr<HttpReply>& reply) {
+  std::vector<std::string> ignored;
+  std::string echoed;
+  const Json body = chat_of_responses(parse_json(in.body, {.keep_big_integers = true}), ignored, echoed);
+  ChatRequest request = parse_chat_request(body, context());
+  request.api = Api::responses;
+  request.ignored = std::move(ignored);
+  request.echoed = std::move(echoed);
+  run_chat(std::move(request), in, reply);
+}
+
+void Service::count_tokens(const Incoming& in, const std::shared_ptr<HttpReply>& reply) {
   const RequestContext c = context();
-  ChatRequest request = parse_chat_request(parse_json(in.body, {.keep_big_integers = true}), c);
+  std::vector<std::string> ignored;
+  const Json body = chat_of_messages(parse_json(in.body, {.keep_big_integers = true}), true, ignored);
+  HttpResponse response;
+  response.body = dump({{"input_tokens", chat_prompt(parse_chat_request(body, c), c).size()}});
+  response.headers = answer_headers(in.request_id, ignored);
+  reply->send(std::move(response));
+}
+
+void Service::run_chat(ChatRequest request, const Incoming& in, const std::shared_ptr<HttpReply>& reply) {
+  const RequestContext c = context();
   if (!request.include_reasoning) request.sampling.logprobs = -1;
   std::vector<int32_t> prompt = chat_prompt(request, c);
   request.sampling.max_tokens = fit(prompt, request, c);
@@ -92,6 +154,7 @@ void Service::chat(const Incoming& in, const std::shared_ptr<HttpReply>& reply) 
 void Service::completion(const Incoming& in, const std::shared_ptr<HttpReply>& reply) {
   const RequestContext c = context();
   CompletionRequest request = parse_completion_request(parse_json(in.body), c);
+  request.api = Api::completions;
   std::vector<std::string> echo;
   for (std::vector<int32_t>& prompt : request.prompts) {
     request.sampling.max_tokens = fit(prompt, request, c);
@@ -137,18 +200,19 @@ void Service::start(const GenerationRequest& request, const ChatRequest* chat,
                     const std::shared_ptr<HttpReply>& reply) {
   const bool is_chat = chat != nullptr;
   const std::string id = request.request_id && !request.request_id->empty() ? *request.request_id : in.request_id;
-  AnswerHead head = answer_head(request, is_chat, id, prompts, std::move(echo));
   std::unique_ptr<ResponseFormat> format =
-      is_chat ? chat_format(std::move(head), tokenizer_) : completion_format(std::move(head), tokenizer_);
+      format_of(request.api, answer_head(request, id, prompts, std::move(echo)), tokenizer_);
 
   GenerationOptions options;
   options.stream = request.stream;
-  options.include_usage = request.include_usage;
+  options.dialect = in.dialect;
   options.continuous_usage = request.continuous_usage;
   options.headers = answer_headers(in.request_id, request.ignored);
   for (const auto& prompt : prompts) options.prompt_tokens.push_back(static_cast<int64_t>(prompt.size()));
   options.n = request.n;
   if (settings_.log_requests) options.log_id = in.request_id;
+  options.log_key = in.key;
+  options.lease = admit(in.key);
   options.starts = starts;
   ChoiceOptions& choice = options.choice;
   choice.parse = is_chat;
@@ -177,7 +241,8 @@ void Service::start(const GenerationRequest& request, const ChatRequest* chat,
       std::make_shared<Generation>(tokenizer_, link_, metrics_, std::move(format), std::move(options), reply);
   const uint64_t first_id = link_.reserve(prompts.size() * static_cast<size_t>(request.n));
   generation->set_first_id(first_id);
-  link_.submit(submits(request, chat, prompts, starts, first_id, in.key), generation);
+  link_.submit(submits(request, chat, prompts, starts, first_id, in.key.empty() ? in.key : "key:" + in.key),
+               generation);
   metrics_.submitted(request.n, prompt_tokens, request.sampling.max_tokens);
   generation->watch_client();
   if (request.stream) {
@@ -205,14 +270,14 @@ void Service::answer_echo(const GenerationRequest& request, ResponseFormat& form
   std::string out;
   for (size_t i = 0; i < count; ++i) {
     const int index = static_cast<int>(i);
-    out += format.begin(index) + format.end(index, {}, "length", {}, nullptr);
+    out += format.begin(index, usage) + format.end(index, {}, "length", {}, nullptr);
   }
-  if (request.include_usage) out += format.usage(usage);
-  out += kDone;
+  out += format.last(usage);
   if (reply->write(std::move(out))) reply->finish();
 }
 
 void Service::keep_alive() {
+  keys_.follow();
   std::vector<std::weak_ptr<Generation>> streams;
   {
     const std::scoped_lock lock(streams_mutex_);

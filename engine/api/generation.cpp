@@ -14,7 +14,21 @@ double seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
 }
 
+void add_part(ChoiceAnswer& answer, const ChoiceEvent& event) {
+  if (event.kind == text::OutputKind::call_arguments) {
+    answer.parts.back().arguments += event.text;
+    return;
+  }
+  const bool starts =
+      answer.parts.empty() || answer.parts.back().kind != event.kind || event.kind == text::OutputKind::call_name;
+  if (starts) answer.parts.push_back({event.kind, {}, event.call_id, {}, {}});
+  AnswerPart& part = answer.parts.back();
+  part.text += event.text;
+  part.scores.insert(part.scores.end(), event.scores.begin(), event.scores.end());
+}
+
 void add_text(ChoiceAnswer& answer, ChoiceEvent& event) {
+  if (!event.text.empty()) add_part(answer, event);
   switch (event.kind) {
     case text::OutputKind::reasoning:
       answer.reasoning += event.text;
@@ -114,7 +128,7 @@ std::string Generation::stream_events(size_t index, std::vector<ChoiceEvent>& ev
   Slot& slot = slots_[index];
   const int number = static_cast<int>(index);
   std::string out;
-  if (!slot.begun) out += format_->begin(number);
+  if (!slot.begun) out += format_->begin(number, usage());
   slot.begun = true;
   Usage running;
   if (options_.continuous_usage) running = usage();
@@ -174,12 +188,9 @@ Usage Generation::usage() const {
 void Generation::finish() {
   done_ = true;
   metrics_.answered(seconds(Clock::now() - begin_));
-  log_line(slots_.front().choice.finish_reason());
+  account(slots_.front().choice.finish_reason());
   if (options_.stream) {
-    std::string last;
-    if (options_.include_usage) last += format_->usage(usage());
-    last += kDone;
-    if (write(std::move(last))) reply_->finish();
+    if (write(format_->last(usage()))) reply_->finish();
     return;
   }
   std::vector<ChoiceAnswer> answers;
@@ -190,21 +201,24 @@ void Generation::finish() {
   reply_->send(std::move(response));
 }
 
-/// The request's times, in milliseconds since it came, as one line for machines.
-void Generation::log_line(std::string_view finish) const {
+/// Tells the key's quota what was used, and the log the request's times, in milliseconds since it came, as one line for
+/// machines. Nothing of what was said is in it.
+void Generation::account(std::string_view finish) const {
+  const Usage u = usage();
+  if (options_.lease) options_.lease->end(u.prompt + u.completion);
   if (options_.log_id.empty()) return;
   const auto since = [this](Clock::time_point t) { return static_cast<int64_t>(seconds(t - begin_) * 1000); };
-  const Usage u = usage();
-  log::info(cat("request {\"id\":\"", options_.log_id, "\",\"finish\":\"", finish, "\",\"prompt_tokens\":", u.prompt,
-                ",\"cached_tokens\":", u.cached, ",\"completion_tokens\":", u.completion,
-                ",\"draft_tokens\":", u.drafted, ",\"draft_accepted\":", u.accepted, ",\"choices\":", slots_.size(),
-                ",\"queue_ms\":", queue_ms_, ",\"first_token_ms\":", first_token_ ? since(first_at_) : -1,
-                ",\"total_ms\":", since(Clock::now()), "}"));
+  log::info(cat("request {\"id\":\"", options_.log_id, "\",\"key\":\"", options_.log_key, "\",\"finish\":\"", finish,
+                "\",\"prompt_tokens\":", u.prompt, ",\"cached_tokens\":", u.cached,
+                ",\"completion_tokens\":", u.completion, ",\"draft_tokens\":", u.drafted,
+                ",\"draft_accepted\":", u.accepted, ",\"choices\":", slots_.size(), ",\"queue_ms\":", queue_ms_,
+                ",\"first_token_ms\":", first_token_ ? since(first_at_) : -1, ",\"total_ms\":", since(Clock::now()),
+                "}"));
 }
 
 void Generation::end_all(std::string_view reason, std::vector<Cancelled>& cancelled) {
   done_ = true;
-  log_line(reason);
+  account(reason);
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i].ended) continue;
     slots_[i].ended = true;
@@ -218,12 +232,12 @@ void Generation::fail(int status, const std::string& message, std::vector<Cancel
   if (done_) return;
   end_all("error", cancelled);
   if (!streaming_) {
-    HttpResponse response = error_response(status, message, {}, retry_after_s);
+    HttpResponse response = error_response(status, message, {}, retry_after_s, options_.dialect);
     response.headers.insert(response.headers.end(), options_.headers.begin(), options_.headers.end());
     reply_->send(std::move(response));
     return;
   }
-  if (write("data: " + error_body(status, message) + "\n\n" + std::string(kDone))) reply_->finish();
+  if (write(format_->failure(status, message))) reply_->finish();
 }
 
 void Generation::on_failure(uint64_t, int status, const std::string& message, uint32_t retry_after_s) {
@@ -251,7 +265,7 @@ bool Generation::keep_alive(std::chrono::milliseconds limit) {
     const std::scoped_lock lock(mutex_);
     if (done_) return false;
     if (Clock::now() - last_write_ < limit) return true;
-    if (!write(": ping\n\n")) end_all("abort", cancelled);
+    if (!write(format_->keep_alive())) end_all("abort", cancelled);
   }
   cancel(cancelled);
   return true;

@@ -11,16 +11,21 @@
 #include "common/http_server.h"
 #include "engine/api/choice.h"
 #include "engine/api/engine_link.h"
+#include "engine/api/errors.h"
 #include "engine/api/metrics.h"
+#include "engine/api/quota.h"
 #include "engine/api/response.h"
 
 namespace glm53::api {
 
 struct GenerationOptions {
-  bool stream = false, include_usage = false, continuous_usage = false;
+  bool stream = false, continuous_usage = false;
+  Dialect dialect = Dialect::openai;                         ///< of errors before the first byte of a stream
   std::vector<std::pair<std::string, std::string>> headers;  ///< of the answer
   std::vector<int64_t> prompt_tokens;                        ///< of each prompt
   int n = 1;                                                 ///< choices a prompt
+  std::shared_ptr<QuotaLease> lease;                         ///< of the client's key; may be null
+  std::string log_key;                                       ///< name of the key in that line
   std::string log_id;                                        ///< request id of its line in the log; "" = no line
   ChoiceOptions choice;                                      ///< of every choice, but for its start
   std::vector<text::OutputStart> starts;                     ///< of each prompt
@@ -63,7 +68,7 @@ class Generation final : public RequestSink, public std::enable_shared_from_this
   void start_stream();
   void finish();
   void fail(int status, const std::string& message, std::vector<Cancelled>& cancelled, uint32_t retry_after_s = 0);
-  void log_line(std::string_view finish) const;
+  void account(std::string_view finish) const;
   void end_all(std::string_view reason, std::vector<Cancelled>& cancelled);
   Usage usage() const;
   void cancel(const std::vector<Cancelled>& cancelled);

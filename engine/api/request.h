@@ -29,8 +29,12 @@ struct RequestContext {
   int32_t max_context = 0;  ///< of the connected rank, or of the settings
 };
 
+/// Whose endpoint a request came to: the form of its answer.
+enum class Api { chat, completions, messages, responses };
+
 /// Members that /v1/chat/completions and /v1/completions share.
 struct GenerationRequest {
+  Api api = Api::chat;
   std::string model;  ///< the name the client used, or the served one
   std::optional<std::string> request_id;
   int n = 1;
@@ -52,6 +56,7 @@ struct GenerationRequest {
   std::vector<std::string> bad_words;
   std::optional<int32_t> thinking_budget;  ///< chat: tokens
   std::vector<std::string> ignored;        ///< unknown members
+  std::string echoed;                      ///< responses: members that the answer repeats, a JSON object
 };
 
 struct ChatRequest : GenerationRequest {
@@ -70,6 +75,14 @@ struct CompletionRequest : GenerationRequest {
 /// Throw ApiError: 400 naming the member, 404 for an unknown model.
 ChatRequest parse_chat_request(const nlohmann::ordered_json& body, const RequestContext& context);
 CompletionRequest parse_completion_request(const nlohmann::ordered_json& body, const RequestContext& context);
+
+/// The same request in the words of /v1/chat/completions. Members that nobody knows are appended to `ignored`.
+/// `counting`: of count_tokens, which needs no max_tokens. Throw ApiError(400) naming the client's member.
+nlohmann::ordered_json chat_of_messages(const nlohmann::ordered_json& body, bool counting,
+                                        std::vector<std::string>& ignored);
+/// `echoed`: the members that the answer repeats, a JSON object.
+nlohmann::ordered_json chat_of_responses(const nlohmann::ordered_json& body, std::vector<std::string>& ignored,
+                                         std::string& echoed);
 
 class Members;
 /// Ids of a conversation given as `messages` with the template's members: what /tokenize answers.

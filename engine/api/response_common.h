@@ -14,6 +14,13 @@ inline std::string sse(const nlohmann::ordered_json& object) {
   return "data: " + dump(object) + "\n\n";
 }
 
+/// An event with its name.
+inline std::string named_sse(std::string_view name, const nlohmann::ordered_json& object) {
+  std::string out = "event: ";
+  out += name;
+  return out + "\n" + sse(object);
+}
+
 inline nlohmann::ordered_json usage_json(const Usage& u) {
   nlohmann::ordered_json completion = {{"reasoning_tokens", u.reasoning}};
   if (u.drafted > 0) {

@@ -11,6 +11,7 @@
 #include "common/json.h"
 #include "common/log.h"
 #include "common/strings.h"
+#include "engine/api/body.h"
 #include "engine/api/errors.h"
 #include "engine/api/members.h"
 #include "engine/text/chat_template.h"
@@ -25,8 +26,12 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kInlineBody = 64u << 10;
 constexpr size_t kMaxIgnoredHeader = 1024;
 
-constexpr std::array<std::string_view, 12> kRoutes = {"/v1/chat/completions",
+constexpr std::array<std::string_view, 16> kRoutes = {"/v1/chat/completions",
                                                       "/v1/completions",
+                                                      "/v1/messages",
+                                                      "/v1/messages/count_tokens",
+                                                      "/v1/responses",
+                                                      "/v1/embeddings",
                                                       "/v1/models",
                                                       "/tokenize",
                                                       "/detokenize",
@@ -67,7 +72,11 @@ HttpResponse json_response(std::string body, int status = 200) {
 }  // namespace
 
 Service::Service(const Settings& settings, const text::Tokenizer& tokenizer, EngineLink& link, Metrics& metrics)
-    : settings_(settings), tokenizer_(tokenizer), link_(link), metrics_(metrics) {}
+    : settings_(settings),
+      tokenizer_(tokenizer),
+      link_(link),
+      metrics_(metrics),
+      keys_(settings.keys, settings.key_file) {}
 
 std::string_view Service::route_of(std::string_view path) {
   if (path.starts_with("/v1/models/")) return "/v1/models/{id}";
@@ -77,7 +86,21 @@ std::string_view Service::route_of(std::string_view path) {
 
 void Service::authenticate(const HttpRequest& request) const {
   if (settings_.keys.empty() || is_open_path(request.path, settings_.metrics_open)) return;
-  if (!settings_.keys.check(request.header("authorization"))) throw ApiError(401, "Unauthorized");
+  if (!key_of(request)) throw ApiError(401, "Unauthorized");
+}
+
+std::optional<std::string> Service::key_of(const HttpRequest& request) const {
+  const auto ring = keys_.ring();
+  const std::string_view own = request.header("x-api-key");
+  if (!own.empty() && dialect_of(request.path) == Dialect::anthropic) {
+    if (auto name = ring->check_secret(own)) return name;
+  }
+  return ring->check(request.header("authorization"));
+}
+
+std::shared_ptr<QuotaLease> Service::admit(const std::string& key) const {
+  if (key.empty()) return nullptr;
+  return quotas_->admit(key, keys_.ring()->limits(key), std::chrono::steady_clock::now());
 }
 
 void Service::install(HttpServer& server) {
@@ -95,6 +118,10 @@ void Service::install(HttpServer& server) {
   };
   post_json("/v1/chat/completions", &Service::chat);
   post_json("/v1/completions", &Service::completion);
+  post_json("/v1/messages", &Service::messages);
+  post_json("/v1/responses", &Service::responses);
+  install_unsupported(server);
+  post_json("/v1/messages/count_tokens", &Service::count_tokens);
   post_json("/tokenize", &Service::tokenize);
   post_json("/detokenize", &Service::detokenize);
 
@@ -130,24 +157,53 @@ void Service::install(HttpServer& server) {
   });
 }
 
+void Service::install_unsupported(HttpServer& server) const {
+  const auto refuse = [&server](const char* method, const char* path, int status, const char* what) {
+    server.route(method, path, [status, what](const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+      HttpResponse response = error_response(status, what);
+      response.headers.emplace_back("x-should-retry", "false");  // the official clients try 5xx again otherwise
+      reply->send(std::move(response));
+    });
+  };
+  for (const char* path : {"/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/moderations"}) {
+    refuse("POST", path, 501, "not supported: this server generates text; it serves no embedding or scoring model");
+  }
+  for (const char* path : {"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
+                           "/v1/images/generations", "/v1/images/edits", "/v1/images/variations", "/v1/videos"}) {
+    refuse("POST", path, 501, "not supported: this server reads and writes text only");
+  }
+  for (const char* path : {"/v1/files", "/v1/batches", "/v1/fine_tuning/jobs", "/v1/assistants", "/v1/threads",
+                           "/v1/vector_stores", "/v1/conversations", "/v1/uploads"}) {
+    refuse("POST", path, 501, "not supported: this server keeps nothing between requests");
+    refuse("GET", path, 501, "not supported: this server keeps nothing between requests");
+  }
+  for (const char* method : {"GET", "DELETE"}) {
+    refuse(method, "/v1/responses/{id}", 404, "responses are not kept; send the conversation as `input`");
+  }
+  refuse("POST", "/v1/responses/{id}/cancel", 404, "responses are not kept; close the connection to cancel one");
+}
+
 void Service::post(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply, Job job) {
   Incoming in;
   in.request_id = request_id_of(request);
-  if (!settings_.keys.empty()) in.key = cat("key:", settings_.keys.check(request.header("authorization")).value_or(""));
+  if (!settings_.keys.empty()) in.key = key_of(request).value_or("");
+  in.encoding = request.header("content-encoding");
+  in.dialect = dialect_of(request.path);
   in.body = request.body;
-  if (in.body.size() <= kInlineBody) {
+  if (in.body.size() <= kInlineBody && in.encoding.empty()) {
     run(in, reply, job);
   } else {
     workers_.post([this, in = std::make_shared<Incoming>(std::move(in)), reply, job] { run(*in, reply, job); });
   }
 }
 
-void Service::run(const Incoming& in, const std::shared_ptr<HttpReply>& reply, Job job) noexcept {
+void Service::run(Incoming& in, const std::shared_ptr<HttpReply>& reply, Job job) noexcept {
   try {
     try {
+      in.body = decode_body(std::move(in.body), in.encoding, settings_.max_body);
       (this->*job)(in, reply);
     } catch (const std::exception& e) {
-      HttpResponse response = error_response(e);
+      HttpResponse response = error_response(e, in.dialect);
       response.headers.emplace_back("X-Request-Id", in.request_id);
       reply->send(std::move(response));
     }

@@ -12,6 +12,7 @@
 #include "common/http_server.h"
 #include "engine/api/admin_socket.h"
 #include "engine/api/engine_link.h"
+#include "engine/api/errors.h"
 #include "engine/api/generation.h"
 #include "engine/api/metrics.h"
 #include "engine/api/request.h"
@@ -31,20 +32,30 @@ class Service {
   void authenticate(const HttpRequest& request) const;
   /// Commands of the admin socket.
   void admin(const std::string& name, const nlohmann::ordered_json& command, const AdminReply& reply);
-  /// Comments on silent streams; call about once a second.
+  /// Comments on silent streams, new keys; call about once a second.
   void keep_alive();
   /// Path as a metrics label: a known route or "other".
   static std::string_view route_of(std::string_view path);
 
  private:
   struct Incoming {
-    std::string body, request_id, key;
+    std::string body, request_id;
+    std::string key;  ///< name of the client's key; "" = none is needed
+    std::string encoding;
+    Dialect dialect = Dialect::openai;
   };
   using Job = void (Service::*)(const Incoming&, const std::shared_ptr<HttpReply>&);
 
+  std::shared_ptr<QuotaLease> admit(const std::string& key) const;
   void post(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply, Job job);
-  void run(const Incoming& in, const std::shared_ptr<HttpReply>& reply, Job job) noexcept;
+  void run(Incoming& in, const std::shared_ptr<HttpReply>& reply, Job job) noexcept;
   void chat(const Incoming& in, const std::shared_ptr<HttpReply>& reply);
+  void messages(const Incoming& in, const std::shared_ptr<HttpReply>& reply);
+  void responses(const Incoming& in, const std::shared_ptr<HttpReply>& reply);
+  void install_unsupported(HttpServer& server) const;
+  void count_tokens(const Incoming& in, const std::shared_ptr<HttpReply>& reply);
+  void run_chat(ChatRequest request, const Incoming& in, const std::shared_ptr<HttpReply>& reply);
+  std::optional<std::string> key_of(const HttpRequest& request) const;
   void completion(const Incoming& in, const std::shared_ptr<HttpReply>& reply);
   void tokenize(const Incoming& in, const std::shared_ptr<HttpReply>& reply);
   void detokenize(const Incoming& in, const std::shared_ptr<HttpReply>& reply);
@@ -69,6 +80,8 @@ class Service {
   const text::Tokenizer& tokenizer_;
   EngineLink& link_;
   Metrics& metrics_;
+  KeyStore keys_;
+  const std::shared_ptr<QuotaBook> quotas_ = std::make_shared<QuotaBook>();
   std::function<size_t()> connections_;
   std::mutex streams_mutex_;
   std::vector<std::weak_ptr<Generation>> streams_;

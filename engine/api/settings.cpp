@@ -92,7 +92,10 @@ Settings load_settings(const ApiConfig& process) {
   }
   s.model_names.push_back(name);
   for (const std::string& alias : config.list("api.aliases")) s.model_names.push_back(alias);
-  if (!config.text("api.key_file").empty()) s.keys = KeyRing(read_secret(config.path("api.key_file")));
+  if (!config.text("api.key_file").empty()) {
+    s.key_file = config.path("api.key_file");
+    s.keys = KeyRing(read_secret(s.key_file));
+  }
   s.log_requests = config.boolean("log.requests");
   s.metrics_open = config.boolean("api.metrics_open");
   s.page = config.boolean("api.page");

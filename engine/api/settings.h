@@ -22,6 +22,7 @@ struct Settings {
   std::string model_dir;
   std::vector<std::string> model_names;  ///< the served name first, then aliases
   KeyRing keys;
+  std::string key_file;  ///< where they are; "" = nowhere
   bool metrics_open = false, log_requests = false, always_think = false, escape_control_tokens = false, page = true;
   size_t max_queue = 1024;
   int64_t max_queue_tokens = 4'000'000;

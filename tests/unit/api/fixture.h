@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,6 +16,7 @@
 
 #include "common/config.h"
 #include "common/error.h"
+#include "common/file.h"
 #include "common/http_client.h"
 #include "common/json.h"
 #include "common/rank_contract.h"
@@ -209,6 +211,34 @@ class Server {
   glm53::api::ApiServer server_;
 };
 
+/// A server with a rank that answers what a test says.
+class RankedServer {
+ public:
+  explicit RankedServer(const Overrides& overrides = {}) : server_(overrides), rank_(server_.rank_socket()) {
+    server_.wait_ready();
+  }
+  /// The answer when the model writes `output` and ends by `stop_token` (-1: cut); the prompt it read goes to `prompt`.
+  glm53::HttpAnswer answer(const std::string& path, const Json& body, const std::string& output, int32_t stop_token,
+                           std::string* prompt = nullptr) {
+    auto got = std::async(std::launch::async, [&] { return server_.post(path, glm53::dump(body)); });
+    const wire::Submit s = rank_.submitted();
+    if (prompt != nullptr) *prompt = tiny().decode(s.prompt);
+    submitted = s;
+    rank_.answer(s, output, stop_token);
+    return got.get();
+  }
+  /// The answer of a request that never reaches the rank.
+  glm53::HttpAnswer refused(const std::string& path, const Json& body) { return server_.post(path, glm53::dump(body)); }
+  Server& server() { return server_; }
+  FakeRank& rank() { return rank_; }
+
+  wire::Submit submitted;  ///< what the rank got last
+
+ private:
+  Server server_;
+  FakeRank rank_;
+};
+
 /// A connection on which a test writes HTTP by hand.
 class RawClient {
  public:
@@ -226,6 +256,17 @@ class RawClient {
   glm53::UniqueFd fd_;
 };
 
+/// The whole answer to one request with headers of its own ("Name: value\r\n" each) on a connection of its own.
+inline std::string raw_request(uint16_t port, const std::string& method_and_path, const std::string& headers,
+                               const std::string& body) {
+  glm53::UniqueFd fd(glm53::connect_tcp("127.0.0.1", port, std::chrono::steady_clock::now() + kSoon));
+  const std::string text = method_and_path +
+                           " HTTP/1.1\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) + "\r\n" +
+                           headers + "\r\n" + body;
+  glm53::send_all(fd.get(), std::as_bytes(std::span(text)));
+  return glm53::read_all(fd.get());
+}
+
 /// Events of an SSE body; the last one must be [DONE].
 inline std::vector<Json> events_of(const std::string& body, bool* done = nullptr) {
   std::vector<Json> events;
@@ -239,6 +280,15 @@ inline std::vector<Json> events_of(const std::string& body, bool* done = nullptr
   });
   parser.feed(body);
   if (done != nullptr) *done = ended;
+  return events;
+}
+
+/// Events of an SSE body with their names; data that is no JSON fails.
+inline std::vector<std::pair<std::string, Json>> named_events_of(const std::string& body) {
+  std::vector<std::pair<std::string, Json>> events;
+  glm53::SseParser parser(
+      [&](std::string_view name, std::string_view data) { events.emplace_back(name, glm53::parse_json(data)); });
+  parser.feed(body);
   return events;
 }
 

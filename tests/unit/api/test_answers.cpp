@@ -185,12 +185,12 @@ TEST_CASE("stream events are single lines; usage is null until the end when aske
     CHECK(json["choices"][0]["index"] == 3);
     CHECK(json["usage"].is_null());
     CHECK(json.contains("usage"));
-    const Json last = events_of(format->usage({1, 2, 0, 0})).front();
+    const Json last = events_of(format->last({1, 2, 0, 0})).front();
     CHECK(last["choices"].empty());
     CHECK(last["usage"]["total_tokens"] == 3);
   }
   head.include_usage = false;
-  CHECK_FALSE(events_of(chat_format(head, tiny())->begin(0)).front().contains("usage"));
+  CHECK_FALSE(events_of(chat_format(head, tiny())->begin(0, {})).front().contains("usage"));
 }
 
 TEST_CASE("completion log-probabilities count characters") {

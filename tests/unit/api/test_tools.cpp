@@ -1,6 +1,4 @@
 // Tool calls through a whole API process: two rounds with results, streamed and not, by a client's eyes.
-#include <future>
-
 #include <doctest/doctest.h>
 
 #include "tests/unit/api/fixture.h"
@@ -19,18 +17,10 @@ constexpr const char* kTwoCalls =
 constexpr const char* kArguments = "{\"city\": \"Z\xC3\xBCrich\", \"days\": 3}";
 constexpr int32_t kObservation = 2633;
 
-/// A server with a rank that answers what a test says.
-class Served {
- public:
-  Served() : rank_(server_.rank_socket()) { server_.wait_ready(); }
-  /// The body of the answer when the model writes `output`; the prompt it read goes to `prompt`.
+/// The message of a chat answer.
+struct Served : RankedServer {
   std::string ask(const Json& body, const std::string& output, int32_t stop_token, std::string* prompt = nullptr) {
-    auto answer =
-        std::async(std::launch::async, [&] { return server_.post("/v1/chat/completions", glm53::dump(body)); });
-    const wire::Submit s = rank_.submitted();
-    if (prompt != nullptr) *prompt = tiny().decode(s.prompt);
-    rank_.answer(s, output, stop_token);
-    const glm53::HttpAnswer got = answer.get();
+    const glm53::HttpAnswer got = answer("/v1/chat/completions", body, output, stop_token, prompt);
     CHECK(got.status == 200);
     return got.body;
   }
@@ -39,10 +29,6 @@ class Served {
     CHECK(choice["finish_reason"] == finish);
     return choice["message"];
   }
-
- private:
-  Server server_;
-  FakeRank rank_;
 };
 
 Json question() {
