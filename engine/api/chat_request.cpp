@@ -80,10 +80,10 @@ constexpr std::array kChatMembers = {
     MemberRule{"prompt_logprobs", kRefused},
     MemberRule{"bad_words", kHonoured},
     MemberRule{"structured_outputs", kHonoured},
-    MemberRule{"guided_json", kRefused},
-    MemberRule{"guided_regex", kRefused},
+    MemberRule{"guided_json", kHonoured},
+    MemberRule{"guided_regex", kHonoured},
     MemberRule{"guided_choice", kHonoured},
-    MemberRule{"guided_grammar", kRefused},
+    MemberRule{"guided_grammar", kHonoured},
     MemberRule{"chat_template", kRefused},
     MemberRule{"mm_processor_kwargs", kRefused, "{}"},
     MemberRule{"use_beam_search", kRefused, "false"},
@@ -154,15 +154,7 @@ void parse_tool_choice(const Members& members, ChatRequest& out) {
   out.needs_call = true;
   if (out.sampling.ignore_eos) Members::refuse("ignore_eos", "does not go with a required call");
   if (!out.choices.empty()) Members::refuse("tool_choice", "a required call does not go with a choice of texts");
-}
-
-void parse_response_format(const Members& members) {
-  const Json& format = members.get("response_format");
-  if (format.is_null()) return;
-  if (!format.is_object() || !format.contains("type")) {
-    Members::refuse("response_format", "must be an object with a type");
-  }
-  if (format["type"] != "text") Members::refuse("response_format", "only {\"type\": \"text\"} is supported");
+  if (!out.structure.empty()) Members::refuse("tool_choice", "a required call does not go with a form of the content");
 }
 
 void parse_logprobs(const Members& members, ChatRequest& out) {
@@ -183,7 +175,6 @@ ChatRequest parse_chat_request(const Json& body, const RequestContext& context) 
   parse_common(members, context, out);
   parse_conversation(members, context.settings, out);
   parse_tool_choice(members, out);
-  parse_response_format(members);
   parse_logprobs(members, out);
   if (const auto budget = members.integer("thinking_token_budget", -1, INT32_MAX); budget && *budget >= 0) {
     out.thinking_budget = static_cast<int32_t>(*budget);

@@ -5,10 +5,13 @@
 #include <nlohmann/json.hpp>
 
 #include "common/error.h"
+#include "common/json.h"
 #include "common/strings.h"
 #include "engine/api/errors.h"
 #include "engine/api/members.h"
 #include "engine/api/request.h"
+#include "engine/grammar/compile.h"
+#include "engine/text/json_text.h"
 #include "engine/text/stop_matcher.h"
 
 namespace glm53::api {
@@ -122,26 +125,90 @@ std::vector<std::string> strings(std::string_view name, const Json& value, size_
   return out;
 }
 
-/// Of structured_outputs only a choice among texts is known.
+/// A member that says what the output must be, and that in the words of engine/grammar/compile.h.
+struct Form {
+  std::string member, path;
+  Json content;
+};
+
+Json schema_of(std::string_view name, const Json& value) {
+  if (!value.is_string()) return value;
+  try {
+    return parse_json(value.get_ref<const std::string&>());
+  } catch (const Error& e) {
+    Members::refuse(name, e.what());
+  }
+}
+
+void add_form(std::vector<Form>& forms, const std::string& member, const std::string& path, const std::string& kind,
+              const Json& value) {
+  if (value.is_null()) return;
+  if (kind == "json") {
+    forms.push_back({member, path, {{"json", schema_of(member, value)}}});
+  } else if (kind == "json_object") {
+    if (!value.is_boolean()) Members::refuse(member, "json_object must be true or false");
+    if (value == true) forms.push_back({member, path, {{"json_object", true}}});
+  } else if (kind == "regex" || kind == "grammar") {
+    if (!value.is_string()) Members::refuse(member, cat(kind, " must be a string"));
+    forms.push_back({member, path, {{kind == "regex" ? "regex" : "ebnf", value}}});
+  } else if (kind == "choice") {
+    forms.push_back({member, path, {{"choice", value}}});
+  } else {
+    Members::refuse(member, cat(kind, " is not supported; json, json_object, regex, choice and grammar are"));
+  }
+}
+
+void add_response_format(std::vector<Form>& forms, const Json& format) {
+  const char* name = "response_format";
+  if (format.is_null()) return;
+  if (!format.is_object() || !format.contains("type")) Members::refuse(name, "must be an object with a type");
+  const Json& type = format["type"];
+  if (type == "text") return;
+  if (type == "json_object") {
+    forms.push_back({name, name, {{"json_object", true}}});
+  } else if (type == "json_schema") {
+    const Json inner = format.value("json_schema", Json());
+    if (!inner.is_object() || !inner.contains("schema")) Members::refuse(name, "json_schema.schema is missing");
+    forms.push_back({name, "response_format.json_schema.schema", {{"json", inner["schema"]}}});
+  } else {
+    Members::refuse(name, "type must be text, json_object or json_schema");
+  }
+}
+
+/// At most one member may say what the output is.
 void parse_structure(const Members& members, GenerationRequest& out) {
   out.bad_words = strings("bad_words", members.get("bad_words"), kMaxBadWords);
+  std::vector<Form> forms;
   const Json& structured = members.get("structured_outputs");
-  const Json* choice = &members.get("guided_choice");
-  std::string_view name = "guided_choice";
-  if (!structured.is_null()) {
-    name = "structured_outputs";
-    if (!structured.is_object()) Members::refuse(name, "must be an object");
+  if (!structured.is_null() && !structured.is_object()) Members::refuse("structured_outputs", "must be an object");
+  if (structured.is_object()) {
     for (const auto& [key, value] : structured.items()) {
-      if (!value.is_null() && key != "choice") Members::refuse(name, cat(key, " is not supported, only choice is"));
+      const bool layout = key == "whitespace_pattern" || key.starts_with("disable_");
+      if (layout && (value.is_null() || value == false)) continue;
+      add_form(forms, "structured_outputs", cat("structured_outputs.", key), key, value);
     }
-    if (!choice->is_null()) Members::refuse(name, "does not go with guided_choice");
-    if (structured.contains("choice")) choice = &structured["choice"];
-    if (choice->is_null()) Members::refuse(name, "choice is missing");
+    if (forms.empty()) Members::refuse("structured_outputs", "json, json_object, regex, choice or grammar is missing");
   }
-  if (choice->is_null()) return;
-  out.choices = strings(name, *choice, kMaxChoiceTexts);
-  if (out.choices.empty()) Members::refuse(name, "the choice must not be empty");
-  if (out.sampling.ignore_eos) Members::refuse("ignore_eos", "does not go with a choice of texts");
+  for (const char* kind : {"json", "regex", "choice", "grammar"}) {
+    const std::string name = cat("guided_", kind);
+    add_form(forms, name, name, kind, members.get(name));
+  }
+  add_response_format(forms, members.get("response_format"));
+  if (forms.empty()) return;
+  const Form& form = forms[0];
+  if (forms.size() > 1) Members::refuse(forms[1].member, cat("does not go with ", form.path));
+  if (out.sampling.ignore_eos) Members::refuse("ignore_eos", cat("does not go with ", form.member));
+  if (form.content.contains("choice")) {
+    out.choices = strings(form.member, form.content["choice"], kMaxChoiceTexts);
+    if (out.choices.empty()) Members::refuse(form.member, "the choice must not be empty");
+    return;
+  }
+  out.structure = text::python_json({{"content", form.content}, {"path", form.path}});
+  try {
+    grammar::compile(out.structure);
+  } catch (const Error& e) {
+    throw ApiError(400, e.line(), form.member);
+  }
 }
 
 }  // namespace

@@ -67,10 +67,10 @@ constexpr std::array kCompletionMembers = {
     MemberRule{"prompt_embeds", kRefused},
     MemberRule{"bad_words", kHonoured},
     MemberRule{"structured_outputs", kHonoured},
-    MemberRule{"guided_json", kRefused},
-    MemberRule{"guided_regex", kRefused},
+    MemberRule{"guided_json", kHonoured},
+    MemberRule{"guided_regex", kHonoured},
     MemberRule{"guided_choice", kHonoured},
-    MemberRule{"guided_grammar", kRefused},
+    MemberRule{"guided_grammar", kHonoured},
     MemberRule{"use_beam_search", kRefused, "false"},
     MemberRule{"logits_processors", kRefused, "[]"},
     MemberRule{"kv_transfer_params", kRefused},
@@ -141,11 +141,6 @@ CompletionRequest parse_completion_request(const Json& body, const RequestContex
   }
   if (const auto best = members.integer("best_of", 1, kMaxChoices); best && *best != out.n) {
     Members::refuse("best_of", "must equal `n`");
-  }
-  if (const Json& format = members.get("response_format"); !format.is_null()) {
-    if (!format.is_object() || !format.contains("type") || format["type"] != "text") {
-      Members::refuse("response_format", "only {\"type\": \"text\"} is supported");
-    }
   }
   members.boolean("add_special_tokens", true);
   return out;

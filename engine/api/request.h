@@ -53,6 +53,7 @@ struct GenerationRequest {
   bool echo = false;
   bool include_reasoning = true;     ///< chat
   std::vector<std::string> choices;  ///< the texts one of which the output must be; empty = any
+  std::string structure;             ///< what the content must be (engine/grammar/compile.h), a JSON object; "" = any
   std::vector<std::string> bad_words;
   std::optional<int32_t> thinking_budget;  ///< chat: tokens
   std::vector<std::string> ignored;        ///< unknown members

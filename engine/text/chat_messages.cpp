@@ -198,6 +198,7 @@ Tool parse_tool(const Json& entry, const std::string& where) {
     tool.parameters = std::make_shared<const Json>(parameters);
   }
   tool.deferred = truthy(get(body, "defer_loading")) || truthy(get(entry, "defer_loading"));
+  tool.strict = truthy(get(body, "strict")) || truthy(get(entry, "strict"));
   std::string& line = tool.line;
   line += '{';
   for (const auto& [key, value] : body.items()) {

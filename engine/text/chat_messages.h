@@ -53,6 +53,7 @@ struct Tool {
   std::string name;
   std::string line;                                          ///< the JSON object of the tools block
   bool deferred = false;                                     ///< declared later by a tool_reference
+  bool strict = false;                                       ///< its calls must fit the schema
   std::shared_ptr<const nlohmann::ordered_json> parameters;  ///< JSON schema; null when none was given
 };
 

@@ -100,10 +100,18 @@ TEST_CASE("chat members out of range or of a wrong type are refused by name") {
       {R"("structured_outputs":{"choice":["a"],"json":{}})", "400 structured_outputs"},
       {R"("structured_outputs":{})", "400 structured_outputs"},
       {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"perhaps")", "400 tool_choice"},
-      {R"("response_format":{"type":"json_object"})", "400 response_format"},
+      {R"("response_format":{"type":"json"})", "400 response_format"},
+      {R"("response_format":{"type":"json_schema"})", "400 response_format"},
+      {R"("response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"not":{}}}})",
+       "400 response_format"},
+      {R"("response_format":{"type":"json_object"},"guided_regex":"a")", "400 response_format"},
+      {R"("response_format":{"type":"json_object"},"ignore_eos":true)", "400 ignore_eos"},
       {R"("response_format":"text")", "400 response_format"},
-      {R"("structured_outputs":{"regex":"a"})", "400 structured_outputs"},
-      {R"("guided_json":{})", "400 guided_json"},
+      {R"("structured_outputs":{"regex":"\\b"})", "400 structured_outputs"},
+      {R"("structured_outputs":{"structural_tag":{}})", "400 structured_outputs"},
+      {R"("guided_json":"{")", "400 guided_json"},
+      {R"("guided_grammar":"x ::= y")", "400 guided_grammar"},
+      {R"("guided_regex":7)", "400 guided_regex"},
       {R"("prompt_logprobs":1)", "400 prompt_logprobs"},
       {R"("thinking_token_budget":-2)", "400 thinking_token_budget"},
       {R"("bad_words":[""])", "400 bad_words"},
@@ -299,15 +307,31 @@ TEST_CASE("what a request demands becomes rules on tokens") {
   };
   const std::string tools = R"("tools":[{"type":"function","function":{"name":"get_time"}},{"name":"ping"}])";
   const std::string think = "reasoning\nthink_end" + ids("</think>");
-  const std::string call = "call" + ids("<tool_call></tool_call><arg_key>");
   CHECK(rules("", true).empty());
   CHECK(rules(tools, true).empty());
-  CHECK(rules(tools + R"(,"tool_choice":"required")", true) ==
-        call + "name" + ids("get_time") + "name" + ids("ping") + think);
+  const std::string opens = "opens" + ids("<tool_call>");
+  std::string markup;
+  for (const char* tag : {"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"})
+    markup += (markup.empty() ? "" : ", ") + std::to_string(tiny().require(tag));
+  const std::string time = R"({"name": "get_time", "parameters": null, "strict": false})";
+  const std::string ping = R"({"name": "ping", "parameters": null, "strict": false})";
+  const auto calls = [&](const std::string& many, const std::string& list) {
+    return "grammar {\"calls\": \"" + many + "\", \"markup\": [" + markup + "], \"tools\": [" + list + "]}\n";
+  };
+  CHECK(rules(tools + R"(,"tool_choice":"required")", true) == opens + calls("many", time + ", " + ping) + think);
   CHECK(rules(tools + R"(,"tool_choice":"required","parallel_tool_calls":false)", false) ==
-        call + "single\nname" + ids("get_time") + "name" + ids("ping"));
+        opens + calls("one", time + ", " + ping));
   CHECK(rules(tools + R"(,"tool_choice":{"type":"function","function":{"name":"ping"}})", false) ==
-        call + "single\nname" + ids("ping"));
+        opens + calls("one", ping));
+  const std::string strict = R"("tools":[{"type":"function","function":{"name":"f","strict":true,"parameters":{}}}])";
+  const std::string f = R"({"name": "f", "parameters": {}, "strict": true})";
+  CHECK(rules(strict, true) == opens + "within\n" + calls("one", f) + think);
+  CHECK(rules(strict + R"(,"tool_choice":"none")", true).empty());
+  CHECK(rules(R"("response_format":{"type":"json_object"})", false) ==
+        "grammar {\"content\": {\"json_object\": true}, \"path\": \"response_format\"}\n");
+  const std::string both = rules(tools + R"(,"guided_regex":"a")", false);
+  CHECK(both.find("\"content\": {\"regex\": \"a\"}") != std::string::npos);
+  CHECK(both.find("\"calls\": \"many\"") != std::string::npos);
   CHECK(rules(tools + R"(,"guided_choice":["yes"])", false) ==
         "choice" + ids("yes") + "alternative" + ids("<tool_call>"));
   CHECK(rules(R"("bad_words":["no"],"thinking_token_budget":7)", true) ==
