@@ -103,6 +103,10 @@ std::vector<wire::Message> messages() {
   stats.draft_accepted = 29;
   stats.draft_accepted_at = {30, 31};
   stats.drafter_paused = true;
+  stats.stage_us[1] = 32;
+  stats.stage_bytes[4] = 33;
+  stats.step_us[2] = 34;
+  stats.step_counts.back() = 35;
   stats.progress_age_ms = 10;
   stats.memory_bytes = 11;
   stats.gate_open = true;
