@@ -143,7 +143,7 @@ void KeyStore::follow() noexcept {
 
 bool is_open_path(std::string_view path, bool metrics_open) {
   if (path == "/metrics") return metrics_open;
-  return path == "/health" || path == "/ready" || path == "/version" || path == "/ping";
+  return path == "/health" || path == "/ready" || path == "/version" || path == "/ping" || path == "/openapi.json";
 }
 
 }  // namespace glm53::api

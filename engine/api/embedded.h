@@ -1,4 +1,4 @@
-// Files of the folder page/ that the API process serves as they are.
+// Files that the API process serves as they are: the folder page/ and the description of its endpoints.
 #pragma once
 
 #include <string_view>
@@ -11,5 +11,6 @@ std::string_view chat_mjs();
 std::string_view markdown_mjs();
 std::string_view stream_mjs();
 std::string_view view_mjs();
+std::string_view openapi_json();
 
 }  // namespace glm53::api::embedded

@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "common/strings.h"
 #include "engine/api/body.h"
+#include "engine/api/embedded.h"
 #include "engine/api/errors.h"
 #include "engine/api/members.h"
 #include "engine/text/chat_template.h"
@@ -26,7 +27,7 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kInlineBody = 64u << 10;
 constexpr size_t kMaxIgnoredHeader = 1024;
 
-constexpr std::array<std::string_view, 16> kRoutes = {"/v1/chat/completions",
+constexpr std::array<std::string_view, 17> kRoutes = {"/v1/chat/completions",
                                                       "/v1/completions",
                                                       "/v1/messages",
                                                       "/v1/messages/count_tokens",
@@ -39,6 +40,7 @@ constexpr std::array<std::string_view, 16> kRoutes = {"/v1/chat/completions",
                                                       "/ready",
                                                       "/ping",
                                                       "/version",
+                                                      "/openapi.json",
                                                       "/metrics",
                                                       "/load",
                                                       "/v1/models/"};
@@ -150,6 +152,7 @@ void Service::install(HttpServer& server) {
   get("/load", [this](const HttpRequest&) {
     return json_response(dump({{"server_load", link_.status().unfinished}}));
   });
+  get("/openapi.json", [](const HttpRequest&) { return json_response(std::string(embedded::openapi_json())); });
   get("/metrics", [this](const HttpRequest&) {
     HttpResponse response = json_response(metrics_.text(link_.status(), connections_()));
     response.content_type = "text/plain; version=0.0.4; charset=utf-8";
