@@ -97,14 +97,14 @@ class DecodeBench {
   std::vector<DecodeResult> cells(const std::string& phase, size_t streams, const std::vector<DecodePrompt>& prompts) {
     const size_t modes = plan_.modes.size();
     std::vector<std::vector<DecodeRun>> runs(modes);
-    for (int run = -plan_.warm_up; run < plan_.runs; ++run) {
-      const auto turn = static_cast<size_t>(run + plan_.warm_up);
+    const auto warm_up = static_cast<size_t>(plan_.warm_up), all = warm_up + static_cast<size_t>(plan_.runs);
+    for (size_t turn = 0; turn < all; ++turn) {
       for (size_t i = 0; i < modes; ++i) {
         const size_t mode = (turn + i) % modes;
         // The mixed class goes on with each run, the others ask the same each time.
         const size_t first = phase == kMixed ? turn * (plan_.same ? 1 : streams) : 0;
         DecodeRun done = one_run({phase, plan_.modes[mode], streams}, prompts, first, turn);
-        if (run >= 0) runs[mode].push_back(std::move(done));
+        if (turn >= warm_up) runs[mode].push_back(std::move(done));
       }
     }
     std::vector<DecodeResult> results;
