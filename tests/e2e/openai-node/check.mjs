@@ -1,13 +1,11 @@
-// node check.mjs NAME BASE_URL KEY: one check with the official client; exit 0 when it held.
+// The official `openai` client.
 import assert from 'node:assert/strict';
 import OpenAI from 'openai';
+import { apiKey, baseURL, counted, greeting, model, narrowKey, pixel, refusedOnce, run } from './run.mjs';
 
-const [name, baseURL, apiKey] = process.argv.slice(2);
 const client = new OpenAI({ baseURL, apiKey, maxRetries: 0, timeout: 60_000 });
-const model = 'glm53-tiny';
 const messages = [{ role: 'user', content: 'Hello!' }];
 const plain = { model, messages, temperature: 0, max_tokens: 50, chat_template_kwargs: { enable_thinking: false } };
-const greeting = 'Hello! How can I help you today?';
 
 async function refused(status, type, call) {
   await assert.rejects(call, (error) => {
@@ -18,7 +16,7 @@ async function refused(status, type, call) {
   });
 }
 
-const checks = {
+await run({
   async chat() {
     const answer = await client.chat.completions.create(plain);
     assert.equal(answer.object, 'chat.completion');
@@ -134,7 +132,30 @@ const checks = {
     await refused(400, OpenAI.BadRequestError, client.chat.completions.create({ ...plain, temperature: 'hot' }));
     await refused(400, OpenAI.BadRequestError, client.chat.completions.create({ ...plain, messages: [{ role: 'boss', content: 'x' }] }));
   },
-};
-
-assert.ok(checks[name], `no check is called ${name}`);
-await checks[name]();
+  async responses() {
+    const body = {
+      model, input: 'Hello!', temperature: 0, max_output_tokens: 50, store: false,
+      chat_template_kwargs: { enable_thinking: false },
+    };
+    const answer = await client.responses.create(body);
+    assert.equal(answer.status, 'completed');
+    assert.equal(answer.output_text, greeting);
+    assert.equal(answer.usage.total_tokens, answer.usage.input_tokens + answer.usage.output_tokens);
+    const stream = client.responses.stream(body);
+    const types = [];
+    for await (const event of stream) types.push(event.type);
+    assert.equal(types[0], 'response.created');
+    assert.equal(types.at(-1), 'response.completed');
+    assert.equal((await stream.finalResponse()).output.at(-1).content[0].text, greeting);
+    await refused(400, OpenAI.BadRequestError, client.responses.create({ ...body, previous_response_id: 'resp_1' }));
+  },
+  async unsupported() {
+    const image = { type: 'image_url', image_url: { url: `data:image/png;base64,${pixel}` } };
+    await refused(400, OpenAI.BadRequestError, client.chat.completions.create({ ...plain, messages: [{ role: 'user', content: [image] }] }));
+    await refused(501, OpenAI.InternalServerError, client.embeddings.create({ model, input: 'x' }));
+    const statuses = [];
+    const patient = new OpenAI({ baseURL, apiKey: narrowKey, maxRetries: 5, fetch: counted(statuses) });
+    const answer = await refusedOnce(statuses, () => patient.chat.completions.create(plain));
+    assert.equal(answer.choices[0].message.content, greeting);
+  },
+});

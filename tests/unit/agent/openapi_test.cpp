@@ -1,5 +1,7 @@
 // The admin API as agent/api/openapi.json describes it: every route, every member of every answer, and the status page
 // that is made of them.
+#include "tests/openapi.h"
+
 #include <algorithm>
 #include <regex>
 #include <set>
@@ -27,72 +29,8 @@ const Json& document() {
   return kDocument;
 }
 
-bool is_type(const Json& value, const std::string& type) {
-  if (type == "null") return value.is_null();
-  if (type == "string") return value.is_string();
-  if (type == "boolean") return value.is_boolean();
-  if (type == "integer") return value.is_number_integer();
-  if (type == "number") return value.is_number();
-  return type == "array" ? value.is_array() : type == "object" && value.is_object();
-}
-
-/// The part of JSON Schema that the document uses. Complaints, with where.
-void validate(const Json& value, const Json& schema, const std::string& where, std::vector<std::string>& wrong);
-
-void validate_object(const Json& value, const Json& schema, const std::string& where, std::vector<std::string>& wrong) {
-  const Json properties = schema.value("properties", Json::object());
-  for (const Json& name : schema.value("required", Json::array())) {
-    if (!value.contains(name.get<std::string>()))
-      wrong.push_back(cat(where, ".", name.get<std::string>(), " is missing"));
-  }
-  for (const auto& [key, member] : value.items()) {
-    const auto known = properties.find(key);
-    if (known != properties.end()) {
-      validate(member, *known, cat(where, ".", key), wrong);
-    } else if (const auto rest = schema.find("additionalProperties"); rest != schema.end()) {
-      if (rest->is_object()) validate(member, *rest, cat(where, ".", key), wrong);
-      if (rest->is_boolean() && !rest->get<bool>()) wrong.push_back(cat(where, ".", key, " is not described"));
-    }
-  }
-}
-
-void validate(const Json& value, const Json& schema, const std::string& where, std::vector<std::string>& wrong) {
-  if (const auto it = schema.find("$ref"); it != schema.end()) {
-    const std::string name = it->get<std::string>().substr(std::string("#/components/schemas/").size());
-    return validate(value, document()["components"]["schemas"].at(name), where, wrong);
-  }
-  if (const auto it = schema.find("anyOf"); it != schema.end()) {
-    std::vector<std::string> reasons;
-    for (const Json& choice : *it) {
-      std::vector<std::string> of_this;
-      validate(value, choice, where, of_this);
-      if (of_this.empty()) return;
-      reasons.insert(reasons.end(), of_this.begin(), of_this.end());
-    }
-    wrong.insert(wrong.end(), reasons.begin(), reasons.end());
-    return;
-  }
-  if (const auto it = schema.find("type"); it != schema.end()) {
-    const bool good = it->is_array()
-                          ? std::any_of(it->begin(), it->end(), [&](const Json& t) { return is_type(value, t); })
-                          : is_type(value, it->get<std::string>());
-    if (!good) return wrong.push_back(cat(where, " is ", dump(value), ", not ", dump(*it)));
-  }
-  if (const auto it = schema.find("enum"); it != schema.end()) {
-    if (std::find(it->begin(), it->end(), value) == it->end()) wrong.push_back(cat(where, " is ", dump(value)));
-  }
-  if (value.is_object()) validate_object(value, schema, where, wrong);
-  if (value.is_array()) {
-    if (value.size() < schema.value("minItems", size_t{0}) || value.size() > schema.value("maxItems", SIZE_MAX))
-      wrong.push_back(cat(where, " has ", value.size(), " items"));
-    for (const Json& item : value) validate(item, schema.value("items", Json::object()), where + "[]", wrong);
-  }
-}
-
 std::string complaints(const Json& value, const Json& schema) {
-  std::vector<std::string> wrong;
-  validate(value, schema, "", wrong);
-  return join(wrong, "; ");
+  return test::OpenApi(document()).complaints(value, schema);
 }
 
 /// Asks, and holds the answer against what the document says of that path, method and status.
@@ -168,6 +106,8 @@ TEST_CASE("openapi: every answer has the members that are described, in every st
   check(c, "POST", "/cluster/join", "/cluster/join", R"({"token":"x","request":"y"})");
   check(c, "POST", "/cluster/enter", "/cluster/enter",
         dump({{"head", c.head_address()}, {"token", c.token("node", "worker")}}), true);
+  check(c, "POST", "/node/certificate", "/node/certificate", "{}", true);
+  check(c, "POST", "/node/certificate", "/node/certificate", R"({"certificate":"x"})", true);
   check(c, "PUT", "/wanted", "/wanted", dump(kRunning));
   check(c, "PUT", "/wanted", "/wanted", dump(kRunning));  // attached
   check(c, "PUT", "/wanted", "/wanted", R"({"state":"stopped"})");
