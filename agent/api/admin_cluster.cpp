@@ -3,6 +3,7 @@
 
 #include "agent/api/admin_server.h"
 #include "agent/api/auth.h"
+#include "agent/trust/renewal.h"
 #include "common/error.h"
 #include "common/json.h"
 #include "common/log.h"
@@ -101,6 +102,16 @@ void AdminServer::add_cluster_routes() {
   });
   route("POST", "/cluster/enter",
         [this](const HttpRequest& request, const Reply& reply) { join_head(request, reply); });
+  route("POST", "/node/certificate", [this, trust](const HttpRequest& request, const Reply& reply) {
+    if (context_.driver != nullptr) throw Error(Code::usage, "this node is the head; its certificate is its own");
+    const auto before = trust->own();
+    HttpResponse response;
+    response.body = trust::renewal_answer(*trust, request.body);
+    const auto now = trust->own();
+    if (before && now && before->fingerprint != now->fingerprint)
+      context_.journal.note("info", cat("certificate renewed, until ", pki::time_text(now->validity.until)));
+    reply->send(std::move(response));
+  });
   route("DELETE", "/cluster/members/{name}", [this, trust, heads_only](const HttpRequest& request, const Reply& reply) {
     heads_only();
     const std::string& name = request.params.at("name");

@@ -78,7 +78,7 @@ Driver::Driver(const AgentSettings& settings, ConfigFile& file, state::Database&
   reload_history();
   state_since_ = state::now_ms();
   if (const auto address = worker_address(file_.config(), settings_)) {
-    link_ = std::make_unique<WorkerLink>(*address, epoch_, [this] { wake(); });
+    link_ = std::make_unique<WorkerLink>(*address, epoch_, settings_.trust, [this] { wake(); });
   }
   if (const auto at_work = operations_.running()) {
     operation_ = at_work->id;

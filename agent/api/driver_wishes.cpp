@@ -88,7 +88,7 @@ void Driver::adopt_config(const Wish& wish) {
   if (!same_worker) {
     link_.reset();
     worker_step_.reset();
-    if (address) link_ = std::make_unique<WorkerLink>(*address, epoch_, [this] { wake(); });
+    if (address) link_ = std::make_unique<WorkerLink>(*address, epoch_, settings_.trust, [this] { wake(); });
   }
   effective_ = fresh;
   wanted_.config_json = fresh.json;

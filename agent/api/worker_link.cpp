@@ -61,8 +61,12 @@ class HttpClientHolder {
   std::unique_ptr<HttpClient> client_;
 };
 
-WorkerLink::WorkerLink(WorkerAddress address, uint64_t epoch, std::function<void()> on_change)
-    : address_(std::move(address)), epoch_(epoch), on_change_(std::move(on_change)) {
+WorkerLink::WorkerLink(WorkerAddress address, uint64_t epoch, std::shared_ptr<trust::Trust> trust,
+                       std::function<void()> on_change)
+    : address_(std::move(address)),
+      epoch_(epoch),
+      on_change_(std::move(on_change)),
+      renewal_(address_.endpoint.starts_with("https://") ? std::move(trust) : nullptr) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -137,6 +141,7 @@ void WorkerLink::run() {
     try {
       if (command) execute(client, *command);
       observe(client);
+      renew(client);
     } catch (const std::exception& e) {
       log::error(cat("worker link: ", std::string_view(e.what())));
     }
@@ -158,6 +163,22 @@ void WorkerLink::execute(HttpClientHolder& client, const NodeCommand& command) {
   }
   const std::lock_guard lock(mutex_);
   result_ = std::move(result);
+}
+
+void WorkerLink::renew(HttpClientHolder& client) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_.empty() || !report_) return;  // it did not answer just now
+  }
+  try {
+    const bool done = renewal_.tend([&](const std::string& body) {
+      const HttpAnswer answer = client.request("POST", "/admin/v1/node/certificate", body);
+      return trust::Renewal::Answer{answer.status, answer.body};
+    });
+    if (done) client.forget();
+  } catch (const Error& e) {
+    log::warn(cat("the worker's certificate was not renewed: ", e.line()));
+  }
 }
 
 void WorkerLink::observe(HttpClientHolder& client) {

@@ -12,6 +12,7 @@
 
 #include "agent/api/local_node.h"
 #include "agent/api/report.h"
+#include "agent/trust/renewal.h"
 
 namespace glm53::agent {
 
@@ -31,7 +32,9 @@ class WorkerLink {
     std::string error;  ///< empty: done
   };
   /// `on_change` is called on the link's thread when a report differs in kind or a command is done; it must not block.
-  WorkerLink(WorkerAddress address, uint64_t epoch, std::function<void()> on_change);
+  /// Over TLS it also renews the worker's certificate in time.
+  WorkerLink(WorkerAddress address, uint64_t epoch, std::shared_ptr<trust::Trust> trust,
+             std::function<void()> on_change);
   ~WorkerLink();
   WorkerLink(const WorkerLink&) = delete;
   WorkerLink& operator=(const WorkerLink&) = delete;
@@ -52,6 +55,7 @@ class WorkerLink {
   void run();
   void observe(class HttpClientHolder& client);
   void execute(class HttpClientHolder& client, const NodeCommand& command);
+  void renew(class HttpClientHolder& client);
 
   const WorkerAddress address_;
   const uint64_t epoch_;
@@ -67,6 +71,7 @@ class WorkerLink {
   std::optional<NodeCommand> command_;
   std::optional<Result> result_;
   bool lively_ = true, stopping_ = false, reconnect_ = false;
+  trust::Renewal renewal_;  // of thread_
   std::thread thread_;
 };
 

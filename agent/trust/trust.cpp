@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -25,6 +26,8 @@ constexpr int64_t kBackdate = 600;
 constexpr int64_t kLongestToken = 7 * kDay;
 /// A used or expired token is remembered so long, to say which it was.
 constexpr int64_t kRemember = 30 * kDay;
+/// So long before its end a node's certificate is renewed.
+constexpr int64_t kRenew = 30 * kDay;
 
 bool exists(const std::string& path) {
   std::error_code ignored;
@@ -80,7 +83,8 @@ void Trust::load() {
   try {
     const Json json = parse_json(read_file(path, size_t{1} << 20));
     for (const Json& m : json.at("members")) {
-      members_.push_back({text(m, "name"), text(m, "role"), text(m, "fingerprint"), number(m, "issued_at"),
+      members_.push_back({text(m, "name"), text(m, "role"), text(m, "fingerprint"),
+                          m.contains("previous") ? text(m, "previous") : "", number(m, "issued_at"),
                           number(m, "expires_at"), flag(m, "removed")});
     }
     for (const Json& t : json.at("tokens")) {
@@ -106,6 +110,7 @@ void Trust::save_locked() const {
     members.push_back({{"name", m.name},
                        {"role", m.role},
                        {"fingerprint", m.fingerprint},
+                       {"previous", m.previous},
                        {"issued_at", m.issued_at},
                        {"expires_at", m.expires_at},
                        {"removed", m.removed}});
@@ -185,7 +190,7 @@ Credentials Trust::admit(const std::string& secret, const std::string& request) 
   const auto members = members_;
   const auto tokens = tokens_;
   std::erase_if(members_, [&](const Member& m) { return m.name == it->name && m.role == it->role; });
-  members_.push_back({it->name, it->role, pki::read_certificate(out.certificate).fingerprint, now, until, false});
+  members_.push_back({it->name, it->role, pki::read_certificate(out.certificate).fingerprint, {}, now, until, false});
   it->used = true;
   try {
     save_locked();  // before the certificate leaves: a token is never good twice
@@ -200,6 +205,60 @@ Credentials Trust::admit(const std::string& secret, const std::string& request) 
 std::vector<Member> Trust::members() const {
   const std::lock_guard lock(mutex_);
   return members_;
+}
+
+std::vector<std::string> Trust::due() const {
+  const std::lock_guard lock(mutex_);
+  const int64_t now = clock_();
+  std::vector<std::string> names;
+  for (const Member& m : members_) {
+    if (m.role != "node" || m.removed || now >= m.expires_at) continue;
+    if (m.expires_at - now < kRenew || !m.previous.empty()) names.push_back(m.name);
+  }
+  return names;
+}
+
+std::string Trust::renew(const std::string& name, const std::string& current, const std::string& request) {
+  const std::lock_guard lock(mutex_);
+  if (!self_ || !is_head_) throw no_certificate();
+  const auto before = members_;
+  const auto it = std::find_if(members_.begin(), members_.end(), [&](const Member& m) {
+    const bool shown = m.fingerprint == current || (!m.previous.empty() && m.previous == current);
+    return m.name == name && m.role == "node" && !m.removed && shown;
+  });
+  if (it == members_.end()) throw Error(Code::not_found, cat("'", name, "' is no node with that certificate"));
+  const Ca ca = load_ca(folder_ + "/ca.pem");
+  const int64_t now = clock_(), until = now + kNodeDays * kDay;
+  const std::string cluster = pki::read_certificate(self_->certificate).identity.cluster;
+  std::string certificate =
+      pki::sign(ca.key, ca.certificate, request, {cluster, "node", name}, {now - kBackdate, until});
+  it->previous = current;
+  it->fingerprint = pki::read_certificate(certificate).fingerprint;
+  it->issued_at = now;
+  it->expires_at = until;
+  try {
+    save_locked();
+  } catch (...) {
+    members_ = before;
+    throw;
+  }
+  return certificate;
+}
+
+bool Trust::settle(const std::string& name, const std::string& current) {
+  const std::lock_guard lock(mutex_);
+  const auto it = std::find_if(members_.begin(), members_.end(), [&](const Member& m) {
+    return m.name == name && m.fingerprint == current && !m.previous.empty();
+  });
+  if (it == members_.end()) return false;
+  const std::string previous = std::exchange(it->previous, {});
+  try {
+    save_locked();
+  } catch (...) {
+    it->previous = previous;
+    throw;
+  }
+  return true;
 }
 
 void Trust::remove(const std::string& name) {
@@ -232,6 +291,27 @@ void Trust::adopt(const Credentials& credentials) {
   load_self();
 }
 
+std::string Trust::next_request() {
+  const std::lock_guard lock(mutex_);
+  if (is_head_ || !self_) throw no_certificate();
+  next_key_ = pki::make_key();
+  return pki::make_request(next_key_);
+}
+
+void Trust::adopt_next(const std::string& certificate) {
+  const pki::Certificate next = pki::read_certificate(certificate);
+  const std::lock_guard lock(mutex_);
+  if (is_head_ || !self_) throw no_certificate();
+  const pki::Certificate mine = pki::read_certificate(self_->certificate);
+  const bool same = next.identity.cluster == mine.identity.cluster && next.identity.role == mine.identity.role &&
+                    next.identity.name == mine.identity.name;
+  if (!same || next_key_.empty() || !pki::belongs(next_key_, certificate))
+    throw Error(Code::usage, "this is not the certificate that this node asked for");
+  save_credentials(folder_ + "/self.pem", {next_key_, certificate, self_->ca});
+  next_key_.clear();
+  load_self();
+}
+
 std::optional<pki::Certificate> Trust::own() const {
   const std::lock_guard lock(mutex_);
   return self_ ? std::optional(pki::read_certificate(self_->certificate)) : std::nullopt;
@@ -250,7 +330,7 @@ std::string Trust::ca_fingerprint() const {
 std::string Trust::unknown_locked(const pki::Certificate& certificate) const {
   if (!is_head_) return {};
   for (const Member& m : members_) {
-    if (m.fingerprint != certificate.fingerprint) continue;
+    if (m.fingerprint != certificate.fingerprint && m.previous != certificate.fingerprint) continue;
     return m.removed ? cat("E714 ", certificate.identity.text(), " was removed from the cluster") : std::string();
   }
   return cat("E714 ", certificate.identity.text(), " is not a member of this cluster, or joined again since");

@@ -17,6 +17,7 @@ namespace glm53::trust {
 
 struct Member {
   std::string name, role, fingerprint;
+  std::string previous;  ///< fingerprint before a renewal that is not known to have arrived; counts too
   int64_t issued_at = 0, expires_at = 0;  ///< seconds since the epoch
   bool removed = false;
 };
@@ -38,12 +39,23 @@ class Trust {
   /// Uses the token up. Throws Error(denied) E715 used, E716 expired, E717 unknown; Error(usage) for a bad request.
   Credentials admit(const std::string& secret, const std::string& request);
   std::vector<Member> members() const;
+  /// Nodes whose certificates are valid for less than 30 days, or were renewed without a word that they arrived.
+  std::vector<std::string> due() const;
+  /// A new certificate for the node that shows `current` now, for a request that came from it. Both count until
+  /// settle(). Throws Error(not_found) for who is no node (any more), or another certificate.
+  std::string renew(const std::string& name, const std::string& current, const std::string& request);
+  /// The node shows `current`: if that is its newest, older ones do not count any more. True: something changed.
+  bool settle(const std::string& name, const std::string& current);
   /// Its certificates do not count any more. Throws Error(not_found).
   void remove(const std::string& name);
 
   // On any node.
   /// After a join.
   void adopt(const Credentials& credentials);
+  /// A request for the next certificate, with a new key. Throws Error(unavailable) E720.
+  std::string next_request();
+  /// The certificate for the last next_request(): from now on this node's. Throws Error(usage) for any other.
+  void adopt_next(const std::string& certificate);
   /// nullopt before init() or a join.
   std::optional<pki::Certificate> own() const;
   std::string cluster() const;
@@ -74,6 +86,7 @@ class Trust {
   std::vector<Member> members_;
   std::vector<Token> tokens_;
   std::optional<Credentials> self_;
+  std::string next_key_;  ///< of next_request()
   std::shared_ptr<const TlsServer> server_;
 };
 

@@ -103,3 +103,28 @@ TEST_CASE("over TLS: operators act, readers look, and strangers do neither") {
   REQUIRE(alice.ask("DELETE", "/cluster/members/grafana").status == 200);
   CHECK(message_of(grafana.ask("GET", "/status")) == "E714 reader grafana was removed from the cluster");
 }
+
+TEST_CASE("over TLS: the worker's certificate is renewed in its last days, and the link goes on") {
+  TestCluster c(true, "", "", kTls);
+  REQUIRE(c.ask("POST", "/cluster/init").status == 200);
+  REQUIRE(c.enter(c.token("node", "worker")).status == 200);
+  REQUIRE(eventually([&] { return c.get("/status")["nodes"][1]["reachable"] == true; }));
+  const std::string file = c.dir() / "worker/state/tls/self.pem";
+  const std::string before = load_credentials(file).certificate;
+  // As if most of its time had passed, as far as the head knows.
+  c.end_head();
+  const std::string members = c.dir() / "head/state/tls/members.json";
+  Json json = parse_json(read_file(members));
+  for (Json& m : json["members"]) m["expires_at"] = tls_now() + 10 * 86'400;
+  write_file(members, dump(json), 0600);
+  c.start_head();
+  CHECK(eventually([&] { return load_credentials(file).certificate != before; }));
+  CHECK(eventually(
+      [&] { return c.get("/cluster")["members"][0]["expires_at"].get<int64_t>() / 1000 > tls_now() + 800 * 86'400; }));
+  CHECK(eventually([&] { return c.get("/status")["nodes"][1]["reachable"] == true; }));
+  // The link goes on with the new one: the old one is not needed for it.
+  c.end_worker();
+  c.start_worker();
+  CHECK(eventually([&] { return c.get("/status")["nodes"][1]["reachable"] == true; }));
+  CHECK(read_file(members).find("\"previous\":\"\"") != std::string::npos);
+}

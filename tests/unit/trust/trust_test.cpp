@@ -1,9 +1,13 @@
 // Tokens, members and rights, with a clock of the test's.
 #include "agent/trust/trust.h"
 
+#include <chrono>
+#include <memory>
+
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 
+#include "agent/trust/renewal.h"
 #include "common/error.h"
 #include "common/file.h"
 #include "common/strings.h"
@@ -171,4 +175,68 @@ TEST_CASE("damaged files are named, and nothing is made up in their place") {
   REQUIRE(::chmod((h.dir / "tls/self.pem").c_str(), 0644) == 0);
   REQUIRE(::unlink((h.dir / "tls/members.json").c_str()) == 0);
   CHECK_THROWS_WITH_AS(Trust(h.dir / "tls", true), doctest::Contains("can be read by other users"), Error);
+}
+
+TEST_CASE("renewal: a node's certificate is renewed before it ends, whatever is lost on the way") {
+  Head h;
+  test::TempDir dir;
+  Trust worker(dir / "tls", false, [&] { return h.now; });
+  worker.adopt(h.join("node", "w").credentials);
+  const auto fingerprint = [&] { return worker.own()->fingerprint; };
+  const std::string first = fingerprint();
+  Renewal renewal(std::shared_ptr<Trust>(&h.trust, [](Trust*) {}), std::chrono::milliseconds(0));
+  int asked = 0, lost_before = 0, lost_after = 0;  // numbers of the messages that are lost
+  const auto tend = [&] {
+    return renewal.tend([&](const std::string& body) -> Renewal::Answer {
+      if (++asked == lost_before) throw Error(Code::peer_lost, "the cable");
+      Renewal::Answer answer{200, renewal_answer(worker, body)};
+      if (asked == lost_after) throw Error(Code::peer_lost, "the cable");
+      return answer;
+    });
+  };
+  /// Whether the head knows who shows that certificate.
+  const auto known = [&](const Credentials& credentials) {
+    const TlsPeer peer{true, pki::read_certificate(credentials.certificate), {}, {}};
+    return h.may(peer, Right::read) == "E719 node w may not do that";
+  };
+  const Credentials before = load_credentials(dir / "tls/self.pem");
+  CHECK_FALSE(tend());
+  h.now += 790 * kDay;  // of 825
+  CHECK_FALSE(tend());
+  CHECK(asked == 0);
+
+  h.now += 10 * kDay;
+  lost_before = 2;  // the certificate does not arrive
+  CHECK_THROWS_AS(tend(), Error);
+  CHECK(fingerprint() == first);
+  CHECK(known(before));
+  lost_after = asked + 2;  // it arrives, and nobody hears of it; the head's agent starts again
+  CHECK_THROWS_AS(tend(), Error);
+  const std::string second = fingerprint();
+  CHECK(second != first);
+  CHECK(known(before));
+  CHECK(known(load_credentials(dir / "tls/self.pem")));
+  CHECK(Trust(h.dir / "tls", true, [&] { return h.now; }).due() == std::vector<std::string>{"w"});
+  CHECK_FALSE(tend());
+  CHECK(fingerprint() == second);
+  CHECK_FALSE(known(before));
+  CHECK(known(load_credentials(dir / "tls/self.pem")));
+  CHECK(h.trust.due().empty());
+
+  h.now += 30 * kDay;  // the first one would have ended
+  CHECK(worker.own()->validity.until > h.now + 790 * kDay);
+  CHECK(pki::belongs(load_credentials(dir / "tls/self.pem").key, load_credentials(dir / "tls/self.pem").certificate));
+  h.now += 780 * kDay;
+  CHECK(tend());
+  CHECK(fingerprint() != second);
+
+  // What nobody asked for, or for somebody else, is refused; who was removed gets none.
+  CHECK_THROWS_AS(worker.adopt_next(before.certificate), Error);
+  CHECK_THROWS_AS(renewal_answer(worker, R"({"certificate":5})"), Error);
+  CHECK_THROWS_AS(h.trust.renew("w", first, worker.next_request()), Error);
+  CHECK_THROWS_AS(h.trust.next_request(), Error);
+  h.now += 800 * kDay;
+  h.trust.remove("w");
+  CHECK(h.trust.due().empty());
+  CHECK_THROWS_AS(h.trust.renew("w", fingerprint(), worker.next_request()), Error);
 }
