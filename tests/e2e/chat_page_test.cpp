@@ -1,5 +1,5 @@
-// The chat page in headless Chromium against the real engine, and for calls and hostile answers against a fake rank
-// (tests/page/browser.mjs). Not in a tier: scripts/test.sh --full runs it where there is a Chromium.
+// The chat page in headless Chromium against the real engine (tests/page/browser.mjs). Not in a tier: scripts/test.sh
+// --full runs it where there is a Chromium.
 #include <doctest/doctest.h>
 
 #include "common/file.h"
@@ -15,7 +15,7 @@ constexpr const char* kKey = "sk-of-the-test";
 
 class Served {
  public:
-  explicit Served(bool fake_rank) : cluster_(options(dir_, fake_rank)) { cluster_.up(); }
+  Served() : cluster_(options(dir_)) { cluster_.up(); }
   std::string check(const std::string& name) const {
     const auto result = run_program({"/usr/bin/env", "node", source_dir() + "/tests/page/browser.mjs", name,
                                      cluster_.api_url() + "/", kKey, cluster_.temp_dir()},
@@ -24,10 +24,10 @@ class Served {
   }
 
  private:
-  static ClusterOptions options(const TempDir& dir, bool fake_rank) {
+  static ClusterOptions options(const TempDir& dir) {
     write_file(dir.path() + "/keys", cat("tester:", kKey, "\n"), 0600);
     ClusterOptions result;
-    result.fake_rank = fake_rank;
+    result.fake_rank = false;
     result.head["api.key_file"] = cat("\"", dir.path(), "/keys\"");
     return result;
   }
@@ -36,12 +36,7 @@ class Served {
 };
 
 const Served& served() {
-  static const Served one(false);
-  return one;
-}
-/// A rank that gives the prompt back: what the user writes is what the model answers.
-const Served& echo() {
-  static const Served one(true);
+  static const Served one;
   return one;
 }
 
@@ -69,8 +64,8 @@ TEST_CASE("chat page: light, dark and narrow look as they did") {
   CHECK(served().check("pictures") == "ok");
 }
 TEST_CASE("chat page: a tool call, its result, and calls that follow") {
-  CHECK(echo().check("tools") == "ok");
+  CHECK(served().check("tools") == "ok");
 }
 TEST_CASE("chat page: hostile answers are text") {
-  CHECK(echo().check("hostile") == "ok");
+  CHECK(served().check("hostile") == "ok");
 }

@@ -1,5 +1,5 @@
 // node browser.mjs NAME URL KEY FOLDER: one check of the chat page in headless Chromium; exit 0 when it held. The server at URL has glm53-tiny
-// behind it, or for `tools` and `hostile` a rank that gives the prompt back. FOLDER is for the browser's own files.
+// behind it, which calls no tools and writes nothing hostile: answers of that kind are put in its place. FOLDER is for the browser's own files.
 import assert from 'node:assert/strict';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { Page } from './cdp.mjs';
@@ -42,6 +42,12 @@ async function send(message) {
   await page.type(message);
   await page.press('Enter');
 }
+
+const stream = (...deltas) => ({
+  headers: { 'Content-Type': 'text/event-stream; charset=utf-8' },
+  body: deltas.map((delta) => `data: ${JSON.stringify({ choices: [{ index: 0, delta, finish_reason: null }] })}\n\n`).join('') +
+    'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n',
+});
 
 const exact = { thinking: false, temperature: '0' };
 
@@ -113,7 +119,15 @@ const checks = {
     await logIn();
     const parameters = { type: 'object', properties: { city: { type: 'string' } } };
     await set({ ...exact, tools: JSON.stringify([{ type: 'function', function: { name: 'weather', parameters } }]) });
-    await send('<tool_call>weather<arg_key>city</arg_key><arg_value>Bern</arg_value></tool_call>');
+    const sent = [];
+    await page.intercept(completions, (request) => {
+      sent.push(JSON.parse(request.postData));
+      const call = (id, index) => ({ tool_calls: [{ index, id, type: 'function', function: { name: 'weather', arguments: '{"city":' } }] });
+      const rest = (index) => ({ tool_calls: [{ index, function: { arguments: '"Bern"}' } }] });
+      const { role, content } = sent.at(-1).messages.at(-1);
+      return role === 'tool' ? stream({ content }, call('c2', 0), rest(0), call('c3', 1), rest(1)) : stream(call('c1', 0), rest(0));
+    });
+    await send('How is the weather in Bern?');
     await page.until(`${answered} && ${last}.querySelectorAll('.call textarea').length === 1`);
     assert.equal(await text('.call h4 code'), 'weather');
     assert.equal(await text('.call pre'), '{\n  "city": "Bern"\n}');
@@ -124,6 +138,12 @@ const checks = {
     assert.match(await text('#talk > li:last-child .text'), /hail and 3 degrees/);
     assert.equal(await page.value('document.querySelectorAll("#talk > li")[1].querySelectorAll("textarea").length'), 0);
     assert.match(await page.value('document.querySelectorAll("#talk > li")[1].innerText'), /Result\s+hail and 3 degrees/);
+
+    assert.equal(sent[0].tools[0].function.name, 'weather');
+    assert.deepEqual(sent[1].messages.slice(1), [
+      { role: 'assistant', content: '', tool_calls: [{ id: 'c1', type: 'function', function: { name: 'weather', arguments: '{"city":"Bern"}' } }] },
+      { role: 'tool', tool_call_id: 'c1', content: 'hail and 3 degrees' },
+    ]);
 
     await set({ tools: '{' });
     assert.match(await page.value('document.querySelector("#wrong").textContent'), /the tools are no JSON/);
@@ -138,10 +158,10 @@ const checks = {
     const hostile = ['<img src=x onerror=alert(1)>', '<script>alert(2)</script>', '**<svg onload=alert(3)>**', '- <iframe srcdoc="<script>alert(4)</script>">',
       '[click](javascript:alert(5))', '![x](https://example.org/x.png)', '```"><img src=x onerror=alert(6)>\n</code></pre><script>alert(7)</script>\n```',
       '<style>*{display:none}</style>', '<a href="javascript:alert(8)">x</a>'];
-    await page.value('document.querySelector("#text").focus()');
-    await page.type(hostile.join('\n\n'));
-    await page.press('Enter');
-    await page.until(`${answered} && ${last}.innerText.includes('alert(8)')`);
+    await page.intercept(completions, () => stream(...hostile.join('\n\n').match(/[^]{1,7}/g).map((content) => ({ content })),
+      { tool_calls: [{ index: 0, id: 'c', function: { name: hostile[0], arguments: hostile[1] } }] }));
+    await send(hostile.join('\n\n'));
+    await page.until(`${answered} && ${last}.innerText.includes('alert(8)') && ${last}.querySelector('.call')`);
     const tags = await page.value(`[...new Set([...document.querySelectorAll('#talk *')].map((e) => e.localName))]`);
     for (const tag of ['img', 'script', 'svg', 'iframe', 'style', 'a']) assert.ok(!tags.includes(tag), tag);
     for (const shown of ['<img src=x onerror=alert(1)>', '<script>alert(2)</script>', '[click](javascript:alert(5))', '<style>*{display:none}</style>']) {
