@@ -35,7 +35,8 @@ cleanup() {
   local pid
   [ ! -S "$home/head/run/agent.sock" ] || ctl stop --now >/dev/null 2>&1 || true
   exec 9>&- || true
-  for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done
+  # What was started in the namespaces, whoever its parent is by now.
+  for pid in $(ip netns pids "$h" 2>/dev/null) $(ip netns pids "$w" 2>/dev/null) "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done
   for pid in "${pids[@]}"; do wait "$pid" 2>/dev/null || true; done
   ip netns del "$h" 2>/dev/null || true
   ip netns del "$w" 2>/dev/null || true
