@@ -177,6 +177,8 @@ TEST_CASE("rows behind drafts are those that there would be had the drafts been 
     r.sampling.min_tokens = below(6);
     if (below(2) == 0) r.sampling.allowed = {1, 2, 3, 4, 5, 6, 7, 30};
     if (below(2) == 0) r.grammar = "bad 3 4\n";
+    // A choice that is demanded from the end of reasoning on, which a draft (7) may be; 6 is what is accepted below.
+    if (below(3) == 0) r.grammar = "reasoning\nthink_end 7\nbudget 9\nchoice 2 3\nchoice 2 5 1\n";
     SamplingState state(r, kSpace);
     for (int step = 0; step < 4; ++step) {
       Tokens drafts;
