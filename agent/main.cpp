@@ -14,6 +14,7 @@
 #include "agent/api/agent.h"
 #include "agent/api/preflight_run.h"
 #include "agent/hub/command.h"
+#include "agent/image/command.h"
 #include "common/error.h"
 #include "common/log.h"
 #include "common/strings.h"
@@ -119,6 +120,19 @@ CLI::App* add_download(CLI::App& app, hub::CommandOptions& o) {
   return download;
 }
 
+CLI::App* add_engine(CLI::App& app, image::CommandOptions& o) {
+  CLI::App* const engine =
+      app.add_subcommand("engine", "Install, choose and check engine bundles of this node, and end");
+  engine->add_option("action", o.action, "install, list, use, rollback, verify, gc, import or export")->required();
+  engine->add_option("what", o.what, "Image or digest; empty: engine.image of the configuration, or all");
+  engine->add_option("--file", o.file, "Of import and export: a tar with an OCI layout");
+  engine->add_option("--config", o.config, "Configuration file");
+  engine->add_option("--store", o.store, "Where bundles lie (default: engine.store)");
+  engine->add_flag("--use", o.use, "What was installed becomes the active one");
+  engine->add_flag("--json", o.json, "Print JSON lines");
+  return engine;
+}
+
 /// The report of GET /admin/v1/preflight with this node alone.
 int run_preflight(const std::string& config, bool deep) {
   const preflight::NodeResult result = agent::check_file(config, deep);
@@ -145,6 +159,8 @@ int main(int argc, char** argv) {
   preflights->add_flag("--deep", deep, "Also the probes that take long or load the devices");
   hub::CommandOptions download_options;
   CLI::App* const downloads = add_download(app, download_options);
+  image::CommandOptions engine_options;
+  CLI::App* const engines = add_engine(app, engine_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -153,6 +169,7 @@ int main(int argc, char** argv) {
   }
   try {
     if (*downloads) return hub::download_command(download_options);
+    if (*engines) return image::engine_command(engine_options);
     if (*preflights) return run_preflight(config, deep);
     return *checks ? check(config) : run(config, stop_on_exit);
   } catch (const glm53::Error& e) {

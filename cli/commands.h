@@ -95,6 +95,18 @@ int run_download(const GlobalOptions& global, const DownloadOptions& options);
 std::vector<std::string> download_arguments(const std::string& program, const GlobalOptions& global,
                                             const DownloadOptions& options);
 
+/// Bundles of this node, by `glm53-agent engine`: it becomes that program.
+struct EngineOptions {
+  std::string action;  ///< install, list, use, rollback, verify, gc, import or export
+  std::string what;    ///< image or digest
+  std::string file, store;
+  bool use = false;  ///< what was installed becomes the active one
+};
+int run_engine(const GlobalOptions& global, const EngineOptions& options);
+/// The command line of `program`.
+std::vector<std::string> engine_arguments(const std::string& program, const GlobalOptions& global,
+                                          const EngineOptions& options);
+
 struct SyncOptions {
   std::string what;  ///< "org/name@commit"; "" = what the configuration names
   bool detach = false;

@@ -29,6 +29,7 @@ struct Options {
   SmokeOptions smoke;
   DoctorOptions doctor;
   DownloadOptions download;
+  EngineOptions engine;
   SyncOptions sync;
   std::string code, member;
   TokenOptions token;
@@ -112,6 +113,36 @@ void add_bench_decode(CLI::App& bench, DecodeOptions& o, std::function<void()> c
   decode->add_option("--out", o.out, "Write the figures of all runs to this file, as JSON");
   decode->add_option("--timeout", o.timeout, "Longest silence of the server in a request (default 600s)");
   decode->callback(std::move(chosen));
+}
+
+void add_engine(CLI::App& app, Options& o, std::function<int()>& chosen) {
+  CLI::App* engine =
+      app.add_subcommand("engine", "Engine bundles of this node, by digest; needs no agent")->require_subcommand(1);
+  const auto add = [&](const char* name, const char* what) {
+    CLI::App* const command = engine->add_subcommand(name, what);
+    command->add_option("--store", o.engine.store, "Where bundles lie (default: engine.store)");
+    command->callback([&, name] {
+      o.engine.action = name;
+      chosen = [&] { return run_engine(o.global, o.engine); };
+    });
+    return command;
+  };
+  CLI::App* const install = add("install", "Pull an image, check it, unpack it, try its engine");
+  install->add_option("image", o.engine.what, "REGISTRY/NAME@sha256:DIGEST or :TAG (default: engine.image)");
+  CLI::App* const import = add("import", "The same from a file that export or scripts/make-image.sh made");
+  import->add_option("file", o.engine.file, "A tar with an OCI layout")->required();
+  for (CLI::App* const command : {install, import}) {
+    command->add_flag("--use", o.engine.use, "It becomes the active one");
+  }
+  add("list", "Installed bundles: * active, - the one before");
+  add("use", "Makes an installed bundle the active one")
+      ->add_option("digest", o.engine.what, "Digest, or its first digits (default: engine.image)");
+  add("rollback", "Back to the bundle before the active one");
+  add("verify", "Hash blobs and files again (exit 7: damaged)")->add_option("digest", o.engine.what, "(default: all)");
+  add("gc", "Remove what is neither active, nor the one before, nor running");
+  CLI::App* const to_file = add("export", "One file that import takes, for machines without a registry");
+  to_file->add_option("digest", o.engine.what, "Digest, or its first digits")->required();
+  to_file->add_option("file", o.engine.file, "File to write")->required();
 }
 
 void add_bench(CLI::App& app, Options& o, std::function<int()>& chosen) {
@@ -223,6 +254,8 @@ void add_commands(CLI::App& app, Options& o, std::function<int()>& chosen) {
   download->add_flag("--dry-run", o.download.dry_run, "Say what would be fetched");
   download->add_flag("--no-env", o.download.no_env, "Do not look at HF_HOME and other variables");
   download->callback([&] { chosen = [&] { return run_download(o.global, o.download); }; });
+
+  add_engine(app, o, chosen);
 
   CLI::App* sync = app.add_subcommand("sync", "Copy a model from the head's cache to the worker's");
   sync->add_option("what", o.sync.what, "ORGANISATION/NAME@COMMIT (default: what the configuration names)");

@@ -197,7 +197,7 @@ void LocalNode::start_rank(const NodeCommand& command) {
   supervise::StartSpec spec;
   spec.name = process;
   spec.generation = config.generation;
-  spec.argv = {settings_.rank_program, "rank", "--config-fd", "3"};
+  spec.argv = {settings_.rank_program(), "rank", "--config-fd", "3"};
   const bool gpu = Config::from_json(parse_json(config.config_json), "rank").text("engine.backend") != "cpu";
   spec.env = child_environment(gpu);
   // What the operator set in the agent's environment goes before.
@@ -212,7 +212,7 @@ void LocalNode::start_api(const NodeCommand& command) {
   supervise::StartSpec spec;
   spec.name = "api";
   spec.generation = command.generation;
-  spec.argv = {settings_.engine, "api", "--config-fd", "3"};
+  spec.argv = {settings_.engine(), "api", "--config-fd", "3"};
   spec.env = child_environment(false);
   spec.config = command.config;
   spec.admin_socket = socket_of("api");

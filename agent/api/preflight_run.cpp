@@ -71,7 +71,7 @@ preflight::NodeResult check_own_node(const AgentSettings& settings, const Config
   for (const ProcessReport& p : report.processes) {
     if (!p.ended && p.pid > 0) options.own_pids.push_back(p.pid);
   }
-  auto subject = preflight::subject_of(own, cluster.config, settings.role, settings.engine);
+  auto subject = preflight::subject_of(own, cluster.config, settings.role, settings.engine());
   try {
     for (const HubModel& m : hub_models(cluster.config)) {
       const bool draft = m.key == "draft";

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/api/hub_models.h"
+#include "agent/image/store.h"
 #include "common/error.h"
 #include "common/file.h"
 #include "common/json.h"
@@ -104,11 +105,17 @@ AgentSettings agent_settings(const Config& config) {
   check_listen(s, config);
   s.log_max_bytes = static_cast<uint64_t>(config.integer("log.max_bytes"));
   s.keep_generations = static_cast<int>(config.integer("log.keep_generations"));
-  s.engine = config.text("engine.path").empty() ? executable_dir() + "/glm53-engine" : absolute(config, "engine.path");
-  s.rank_program = config.text("engine.rank_path").empty() ? s.engine : absolute(config, "engine.rank_path");
+  if (!config.text("engine.path").empty()) s.engine_path = absolute(config, "engine.path");
+  s.engine_store = config.text("engine.store").empty() ? s.state_dir + "/engines" : absolute(config, "engine.store");
+  if (!config.text("engine.rank_path").empty()) s.rank_path = absolute(config, "engine.rank_path");
   s.threads = static_cast<int>(config.integer("engine.threads"));
   s.log_level = config.text("log.level");
   return s;
+}
+
+std::string AgentSettings::engine() const {
+  if (!engine_path.empty()) return engine_path;
+  return image::active_program(engine_store).value_or(executable_dir() + "/glm53-engine");
 }
 
 Effective make_effective(Config file, const std::map<std::string, std::string>& settings) {

@@ -30,7 +30,12 @@ struct AgentSettings {
   std::shared_ptr<trust::Trust> trust;
   uint64_t log_max_bytes = 64u << 20;
   int keep_generations = 5;
-  std::string engine, rank_program;  ///< absolute paths
+  std::string engine_path;   ///< engine.path, absolute; "" = of the active bundle, or beside the agent's program
+  std::string engine_store;  ///< where installed bundles lie
+  std::string rank_path;     ///< engine.rank_path, absolute; "" = the engine
+  /// The engine's program now: installing another bundle changes what the next start runs. Throws Error(corrupt) E656.
+  std::string engine() const;
+  std::string rank_program() const { return rank_path.empty() ? engine() : rank_path; }
   int threads = 0;
   std::string log_level;
 };

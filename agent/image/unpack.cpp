@@ -130,6 +130,7 @@ struct Unpacker::Entry {
 };
 
 std::string unsafe_entry(std::string& name) {
+  if (name == "./") name = ".";  // the root itself, as tar writes it
   while (name.starts_with("./")) name.erase(0, 2);
   while (name.size() > 1 && name.ends_with('/')) name.pop_back();
   if (name.empty()) return "an empty name";

@@ -21,8 +21,8 @@ namespace {
 std::set<std::string> codes_of_sources() {
   std::set<std::string> codes;
   const std::regex code("\"([EW][2-7][0-9]{2})[ \"]");
-  for (const char* folder :
-       {"agent/hub", "agent/sync", "agent/preflight", "agent/trust", "agent/api", "agent/state", "common", "cli"}) {
+  for (const char* folder : {"agent/hub", "agent/sync", "agent/preflight", "agent/trust", "agent/api", "agent/image",
+                             "agent/state", "common", "cli"}) {
     for (const auto& entry : fs::directory_iterator(cat(GLM53_SOURCE_DIR, "/", std::string_view(folder)))) {
       if (entry.path().extension() != ".cpp" || entry.path().filename() == "messages.cpp") continue;
       const std::string text = read_file(entry.path().string());

@@ -35,6 +35,10 @@ void refused(const std::vector<Member>& members) {
   CHECK(unpack(make_tar(members)).find("E653") != std::string::npos);
 }
 
+TEST_CASE("unpack: the root itself, as tar writes it") {
+  CHECK(unpack(make_tar({{"./", {}, '5'}, {"./d/", {}, '5'}, {"./d/f", "x"}})).empty());
+}
+
 TEST_CASE("unpack: names that leave the folder") {
   for (const char* name : {"../x", "/x", "a/../../x", "a/..", "a//b", "a/./b", "..", "a\\b", "a\nb", "\xff"}) {
     refused({{name, "x"}});

@@ -1,0 +1,41 @@
+// glm53ctl engine.
+#include <cerrno>
+#include <unistd.h>
+
+#include "cli/commands.h"
+#include "common/error.h"
+#include "common/process.h"
+#include "common/strings.h"
+
+namespace glm53::cli {
+
+std::vector<std::string> engine_arguments(const std::string& program, const GlobalOptions& global,
+                                          const EngineOptions& options) {
+  std::vector<std::string> argv{program, "engine"};
+  // "--name=value": a value may begin with a dash.
+  const auto add = [&](const char* name, const std::string& value) {
+    if (!value.empty()) argv.push_back(cat(name, "=", value));
+  };
+  add("--config", global.config);
+  add("--store", options.store);
+  add("--file", options.file);
+  if (options.use) argv.emplace_back("--use");
+  if (global.json) argv.emplace_back("--json");
+  argv.emplace_back("--");
+  argv.push_back(options.action);
+  if (!options.what.empty()) argv.push_back(options.what);
+  return argv;
+}
+
+int run_engine(const GlobalOptions& global, const EngineOptions& options) {
+  const std::string program = executable_dir() + "/glm53-agent";
+  std::vector<std::string> arguments = engine_arguments(program, global, options);
+  std::vector<char*> argv;
+  for (std::string& a : arguments) argv.push_back(a.data());
+  argv.push_back(nullptr);
+  ::execv(program.c_str(), argv.data());
+  throw Error(Code::unavailable, cat("cannot run ", program, ": ", std::generic_category().message(errno)),
+              "install glm53-agent beside glm53ctl");
+}
+
+}  // namespace glm53::cli
