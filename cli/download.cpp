@@ -1,10 +1,6 @@
 // glm53ctl download.
-#include <cerrno>
-#include <unistd.h>
-
+#include "cli/agent_program.h"
 #include "cli/commands.h"
-#include "common/error.h"
-#include "common/process.h"
 #include "common/strings.h"
 
 namespace glm53::cli {
@@ -36,14 +32,7 @@ std::vector<std::string> download_arguments(const std::string& program, const Gl
 }
 
 int run_download(const GlobalOptions& global, const DownloadOptions& options) {
-  const std::string program = executable_dir() + "/glm53-agent";
-  std::vector<std::string> arguments = download_arguments(program, global, options);
-  std::vector<char*> argv;
-  for (std::string& a : arguments) argv.push_back(a.data());
-  argv.push_back(nullptr);
-  ::execv(program.c_str(), argv.data());
-  throw Error(Code::unavailable, cat("cannot run ", program, ": ", std::generic_category().message(errno)),
-              "install glm53-agent beside glm53ctl");
+  become(download_arguments(agent_program(), global, options));
 }
 
 }  // namespace glm53::cli

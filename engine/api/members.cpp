@@ -109,4 +109,16 @@ void Members::refuse_id(std::string_view name, int32_t id) {
   refuse(name, cat(id, " is no token of the vocabulary"));
 }
 
+const nlohmann::ordered_json& member_of(const nlohmann::ordered_json& object, const char* key) {
+  static const nlohmann::ordered_json null;
+  const auto found = object.find(key);
+  return found == object.end() ? null : *found;
+}
+
+std::string need_text(const nlohmann::ordered_json& object, const char* key, const std::string& where) {
+  const nlohmann::ordered_json& value = member_of(object, key);
+  if (!value.is_string()) Members::refuse(cat(where, ".", key), "must be a string");
+  return value.get<std::string>();
+}
+
 }  // namespace glm53::api

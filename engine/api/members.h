@@ -57,4 +57,9 @@ class Members {
   const nlohmann::ordered_json& object_;
 };
 
+/// A member of an object inside a request; null when absent.
+const nlohmann::ordered_json& member_of(const nlohmann::ordered_json& object, const char* key);
+/// One that must be a string; throws ApiError(400) naming `where` and the key.
+std::string need_text(const nlohmann::ordered_json& object, const char* key, const std::string& where);
+
 }  // namespace glm53::api

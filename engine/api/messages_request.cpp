@@ -40,19 +40,6 @@ constexpr std::array kMembers = {
     MemberRule{"context_management", kRefused, "{\"edits\":[]}"},
 };
 
-/// Member or null.
-const Json& get(const Json& object, const char* key) {
-  static const Json null;
-  const auto found = object.find(key);
-  return found == object.end() ? null : *found;
-}
-
-std::string need_text(const Json& object, const char* key, const std::string& where) {
-  const Json& value = get(object, key);
-  if (!value.is_string()) Members::refuse(cat(where, ".", key), "must be a string");
-  return value.get<std::string>();
-}
-
 std::string type_of(const Json& block, const std::string& where) {
   if (!block.is_object()) Members::refuse(where, "must be an object with a type");
   return need_text(block, "type", where);
@@ -100,7 +87,7 @@ void add_user(const Json& content, const std::string& where, Json& out) {
     if (type == "tool_result") {
       out.push_back({{"role", "tool"},
                      {"tool_call_id", need_text(content[i], "tool_use_id", at)},
-                     {"content", text_content(get(content[i], "content"), at + ".content")}});
+                     {"content", text_content(member_of(content[i], "content"), at + ".content")}});
     } else if (type == "text") {
       parts.push_back(text_part(need_text(content[i], "text", at)));
     } else {
@@ -128,7 +115,7 @@ Json assistant_message(const Json& content, const std::string& where) {
     } else if (type == "thinking") {
       reasoning = reasoning.value_or("") + need_text(block, "thinking", at);
     } else if (type == "tool_use") {
-      const Json& input = get(block, "input");
+      const Json& input = member_of(block, "input");
       if (!input.is_object()) Members::refuse(at + ".input", "must be an object");
       message["tool_calls"].push_back({{"id", need_text(block, "id", at)},
                                        {"type", "function"},
@@ -150,7 +137,7 @@ Json chat_messages(const Json& system, const Json& messages) {
     const std::string at = cat("messages[", i, "]");
     if (!messages[i].is_object()) Members::refuse(at, "must be an object");
     const std::string role = need_text(messages[i], "role", at);
-    const Json& content = get(messages[i], "content");
+    const Json& content = member_of(messages[i], "content");
     if (role == "user") {
       add_user(content, at + ".content", out);
     } else if (role == "assistant") {
@@ -171,13 +158,13 @@ Json chat_tools(const Json& tools) {
     const std::string at = cat("tools[", i, "]");
     const Json& tool = tools[i];
     if (!tool.is_object()) Members::refuse(at, "must be an object");
-    if (const Json& type = get(tool, "type"); !type.is_null() && type != "custom") {
+    if (const Json& type = member_of(tool, "type"); !type.is_null() && type != "custom") {
       Members::refuse(at + ".type", "only tools of the client are supported (custom)");
     }
     Json function = {{"name", need_text(tool, "name", at)}};
     for (const auto& [theirs, ours] : {std::pair("description", "description"), std::pair("input_schema", "parameters"),
                                        std::pair("strict", "strict"), std::pair("defer_loading", "defer_loading")}) {
-      if (const Json& value = get(tool, theirs); !value.is_null()) function[ours] = value;
+      if (const Json& value = member_of(tool, theirs); !value.is_null()) function[ours] = value;
     }
     out.push_back({{"type", "function"}, {"function", std::move(function)}});
   }
@@ -219,15 +206,15 @@ void add_output(const Members& members, Json& out) {
   const Json* format = &members.get("output_format");
   if (!config.is_null()) {
     if (!config.is_object()) Members::refuse("output_config", "must be an object");
-    if (const Json& effort = get(config, "effort"); !effort.is_null()) out["reasoning_effort"] = effort;
-    if (const Json& inner = get(config, "format"); !inner.is_null()) format = &inner;
+    if (const Json& effort = member_of(config, "effort"); !effort.is_null()) out["reasoning_effort"] = effort;
+    if (const Json& inner = member_of(config, "format"); !inner.is_null()) format = &inner;
   }
   if (format->is_null()) return;
   if (type_of(*format, "output_config.format") != "json_schema") {
     Members::refuse("output_config.format", "type must be json_schema");
   }
   out["response_format"] = {{"type", "json_schema"},
-                            {"json_schema", {{"name", "output"}, {"schema", get(*format, "schema")}}}};
+                            {"json_schema", {{"name", "output"}, {"schema", member_of(*format, "schema")}}}};
 }
 
 }  // namespace

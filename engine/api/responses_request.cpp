@@ -73,19 +73,6 @@ constexpr std::array kMembers = {
     MemberRule{"context_management", kRefused, "[]"},
 };
 
-/// Member or null.
-const Json& get(const Json& object, const char* key) {
-  static const Json null;
-  const auto found = object.find(key);
-  return found == object.end() ? null : *found;
-}
-
-std::string need_text(const Json& object, const char* key, const std::string& where) {
-  const Json& value = get(object, key);
-  if (!value.is_string()) Members::refuse(cat(where, ".", key), "must be a string");
-  return value.get<std::string>();
-}
-
 /// The conversation from items; what belongs to one turn of the assistant is put together.
 class Conversation {
  public:
@@ -93,7 +80,7 @@ class Conversation {
 
   void add(const Json& item, const std::string& where) {
     if (!item.is_object()) Members::refuse(where, "must be an object");
-    const Json& given = get(item, "type");
+    const Json& given = member_of(item, "type");
     const std::string type = given.is_null() ? "message" : need_text(item, "type", where);
     if (type == "message") {
       add_message(item, where);
@@ -103,12 +90,12 @@ class Conversation {
       turn()["tool_calls"].push_back(
           {{"id", need_text(item, "call_id", where)},
            {"type", "function"},
-           {"function", {{"name", need_text(item, "name", where)}, {"arguments", get(item, "arguments")}}}});
+           {"function", {{"name", need_text(item, "name", where)}, {"arguments", member_of(item, "arguments")}}}});
     } else if (type == "function_call_output") {
       flush();
       messages_.push_back({{"role", "tool"},
                            {"tool_call_id", need_text(item, "call_id", where)},
-                           {"content", content(get(item, "output"), where + ".output")}});
+                           {"content", content(member_of(item, "output"), where + ".output")}});
     } else if (type == "item_reference") {
       Members::refuse(where, "items are not kept here, send them whole");
     } else {
@@ -137,7 +124,7 @@ class Conversation {
   static Json content(const Json& content, const std::string& where) {
     if (!content.is_array()) return content;
     for (size_t i = 0; i < content.size(); ++i) {
-      if (content[i].is_object() && get(content[i], "type") == "input_file") {
+      if (content[i].is_object() && member_of(content[i], "type") == "input_file") {
         Members::refuse(cat(where, "[", i, "]"), "files are not supported");
       }
     }
@@ -146,7 +133,7 @@ class Conversation {
 
   void add_message(const Json& item, const std::string& where) {
     const std::string role = need_text(item, "role", where);
-    Json text = content(get(item, "content"), where + ".content");
+    Json text = content(member_of(item, "content"), where + ".content");
     if (role != "assistant") {
       flush();
       messages_.push_back({{"role", role}, {"content", std::move(text)}});
@@ -166,7 +153,7 @@ class Conversation {
     if (!turn_.is_null() && (turn_.contains("tool_calls") || !turn_["content"].empty())) flush();
     std::string text;
     for (const char* list : {"content", "summary"}) {
-      const Json& parts = get(item, list);
+      const Json& parts = member_of(item, list);
       if (!parts.is_array()) continue;
       for (size_t i = 0; i < parts.size(); ++i) {
         const std::string at = cat(where, ".", list, "[", i, "]");
@@ -219,7 +206,7 @@ void add_tools(const Members& members, Json& out, std::vector<std::string>& igno
   }
   const Json& choice = members.get("tool_choice");
   if (choice.is_object()) {
-    if (get(choice, "type") != "function") Members::refuse("tool_choice", "only functions can be chosen");
+    if (member_of(choice, "type") != "function") Members::refuse("tool_choice", "only functions can be chosen");
     out["tool_choice"] = {{"type", "function"}, {"function", {{"name", need_text(choice, "name", "tool_choice")}}}};
   } else if (!choice.is_null() && !(list.empty() && (choice == "auto" || choice == "none"))) {
     out["tool_choice"] = choice;
@@ -230,10 +217,10 @@ void add_tools(const Members& members, Json& out, std::vector<std::string>& igno
 void add_text_format(const Json& text, Json& out) {
   if (text.is_null()) return;
   if (!text.is_object()) Members::refuse("text", "must be an object");
-  const Json& format = get(text, "format");
+  const Json& format = member_of(text, "format");
   if (format.is_null()) return;
   if (!format.is_object()) Members::refuse("text.format", "must be an object");
-  if (get(format, "type") != "json_schema") {
+  if (member_of(format, "type") != "json_schema") {
     out["response_format"] = format;
     return;
   }
@@ -299,7 +286,7 @@ Json chat_of_responses(const Json& body, std::vector<std::string>& ignored, std:
   add_logprobs(members, out);
   if (const Json& reasoning = members.get("reasoning"); !reasoning.is_null()) {
     if (!reasoning.is_object()) Members::refuse("reasoning", "must be an object");
-    out["reasoning_effort"] = get(reasoning, "effort");
+    out["reasoning_effort"] = member_of(reasoning, "effort");
   }
   if (members.given("max_output_tokens")) {
     out["max_tokens"] = members.integer("max_output_tokens", 1, INT32_MAX).value_or(1);

@@ -36,6 +36,7 @@ struct DraftTraits {
   bool taps = false;       ///< reads ForwardOut::taps; the model must be loaded with the drafter's tap layers
   int max_drafts = 0;      ///< most drafts of one sequence and call
   int context_window = 0;  ///< most committed positions that a draft can read; 0 = all of them
+  bool chained = false;    ///< it passes once for each draft, else once for all of a sequence
 };
 
 /// One sequence that wants drafts. `table` holds at least the blocks of positions 0 … position + drafts − 1 (those of

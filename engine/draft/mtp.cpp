@@ -69,7 +69,7 @@ class MtpDrafter final : public Drafter {
     id_host_ = store_.take(Dtype::i32, {seqs, kCandidates}, Place::pinned);
   }
 
-  DraftTraits traits() const override { return {"mtp", false, options_.max_drafts, 0}; }
+  DraftTraits traits() const override { return {"mtp", false, options_.max_drafts, 0, true}; }
   std::vector<std::pair<std::string, size_t>> weight_bytes() const override { return ledger_.lines(); }
   void set_probe(Probe probe) override { probe_ = std::move(probe); }
 

@@ -230,9 +230,7 @@ void ModelExecutor::propose(const StepPlan& plan, StepResult& result) {
     proposed_[whose[i]] = std::move(drafts[i]);
   }
   result.draft_ms = ms_since(begun);
-  // An MTP layer is passed once for each draft, a block drafter once for all.
-  const bool chained = drafter_->traits().name == "mtp";
-  const int passes = chained ? std::ranges::max(requests, {}, &DraftRequest::drafts).drafts : 1;
+  const int passes = drafter_->traits().chained ? std::ranges::max(requests, {}, &DraftRequest::drafts).drafts : 1;
   result.stages.add(Stage::draft, result.draft_ms, passes * draft_bytes_);
 }
 

@@ -417,8 +417,11 @@ void Rank::serve_rank0() {
   s.max_window = l.max_window;
   s.layers = model_->config().layers;
   s.lookup_drafts = static_cast<int32_t>(config_.integer("draft.lookup"));
-  if (drafter_) s.model_drafts = std::min(draft_.max_drafts, drafter_->traits().max_drafts);
-  s.chained_drafter = draft_.kind == "mtp";
+  if (drafter_) {
+    const DraftTraits traits = drafter_->traits();
+    s.model_drafts = std::min(draft_.max_drafts, traits.max_drafts);
+    s.chained_drafter = traits.chained;
+  }
   s.always_draft = config_.boolean("draft.always");
   s.blocks = pools_.blocks;
   s.snaps = pools_.snaps;

@@ -7,28 +7,16 @@
 #include <doctest/doctest.h>
 
 #include "agent/hub/blob_hash.h"
-#include "common/process.h"
-#include "common/strings.h"
 #include "fixture.h"
+#include "tests/kills.h"
 
 using namespace glm53;
 using namespace glm53::test;
 
-namespace {
-
-/// As many as the half of GLM53_KILLS says.
-int rounds() {
-  const auto given = environment("GLM53_KILLS");
-  const auto number = given ? parse_int(*given) : std::nullopt;
-  return number && *number > 30 ? static_cast<int>(*number / 2) : 15;
-}
-
-}  // namespace
-
 TEST_CASE("download: power lost at any moment leaves no wrong blob, and the next run goes on") {
   std::minstd_rand random(std::random_device{}());
   int cut = 0;
-  for (int round = 0; round < rounds(); ++round) {
+  for (int round = 0; round < half_of_kills(15); ++round) {
     Fixture f;
     CAPTURE(round);
     f.settings.journal_period = hub::Millis(0);

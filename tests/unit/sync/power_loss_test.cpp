@@ -6,28 +6,16 @@
 
 #include <doctest/doctest.h>
 
-#include "common/process.h"
-#include "common/strings.h"
+#include "tests/kills.h"
 #include "tests/unit/sync/world.h"
 
 using namespace glm53;
 using namespace glm53::test;
 
-namespace {
-
-/// As many as the half of GLM53_KILLS says.
-int rounds() {
-  const auto given = environment("GLM53_KILLS");
-  const auto number = given ? parse_int(*given) : std::nullopt;
-  return number && *number > 20 ? static_cast<int>(*number / 2) : 10;
-}
-
-}  // namespace
-
 TEST_CASE("sync: power lost at any moment leaves no wrong blob, and the next copy goes on") {
   std::minstd_rand random(std::random_device{}());
   int cut = 0;
-  for (int round = 0; round < rounds(); ++round) {
+  for (int round = 0; round < half_of_kills(10); ++round) {
     CAPTURE(round);
     SyncWorld w;
     {
